@@ -16,6 +16,7 @@ from pulsetrain.analytics.slowness.fail_slow_config import FailSlowConfig
 from pulsetrain.analytics.slowness.slow_windows import slow_against_history, slow_against_peers
 from pulsetrain.analytics.slowness.stretch_check import SlowStretch, overlap
 from pulsetrain.analytics.slowness.timings import Timings
+from pulsetrain.analytics.slowness.witnesses import load_explains
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, Verdict
 
 Floats = NDArray[np.float64]
@@ -56,13 +57,25 @@ def find(timings: Timings, *, config: FailSlowConfig | None = None, recovered: b
         reason = f"{times.steps.size} usable steps; {needed} are needed"
         return [Inconclusive(analyzer=NAME, reason=reason, blind=times.steps.size == 0)]
     ranks = _slow_ranks(timings, times, config)
-    verdicts: list[Verdict] = [_rank_finding(timings, s, times) for s in ranks if recovered or s.ongoing]
+    loaded = [s for s in ranks if _is_load(timings, s, times)]
+    shown = [s for s in ranks if (recovered or s.ongoing) and s not in loaded]
+    verdicts: list[Verdict] = [_rank_finding(timings, s, times) for s in shown]
     for measure, stretch in _slow_job(times, config):
         explained = any(overlap(stretch, rank) and rank.ratio > 1 for rank in ranks)
         if not explained and (recovered or stretch.ongoing):
             verdicts.append(_job_finding(timings, stretch, times, measure))
     numbers = {"ranks": int(timings.ranks.size), "steps": int(times.steps.size)}
+    if loaded and not verdicts:
+        rank = timings.ranks[loaded[0].row]
+        reason = f"rank {rank} computes {loaded[0].ratio:.2f}x longer, and gets more of the routed tokens"
+        return [Inconclusive(analyzer=NAME, reason=reason)]
     return verdicts or [Healthy(analyzer=NAME, numbers=numbers)]
+
+
+def _is_load(timings: Timings, stretch: SlowStretch, times: _Times) -> bool:
+    """Whether the experts of a slow rank just got more tokens."""
+    rows = np.flatnonzero(np.isin(timings.steps, times.steps[stretch.begin : stretch.end]))
+    return load_explains(timings, np.array([stretch.row]), rows, stretch.ratio - 1)
 
 
 def patient(config: FailSlowConfig) -> FailSlowConfig:

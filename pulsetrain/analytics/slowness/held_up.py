@@ -29,6 +29,7 @@ Floats = NDArray[np.float64]
 
 OFF, STARVED = "off_cpu", "cpu_wait"
 USUAL_SHARE = 0.1  # of steps in which a sound rank may stand out, at least
+SHOWN_SHARE = 0.5  # of what a rank was off, by which its phases must take longer. A rank that logs sleeps too
 BUSY_RATIO = 0.6  # of its own work that the usual rank queued before, from which queueing is chance
 QUIET_RATIO = 0.2  # up to which a short window suffices
 QUEUE_ERROR = 0.04  # least standard error of the lower quartile of queueing, over the usual compute
@@ -68,6 +69,7 @@ def _off(
         if len(rows) < size:
             continue
         excess, columns = _excess(timings, OFF, rows[-size:], pool)
+        longer = _longer(timings, rows[-size:], columns)
         share = (excess > config.held_step).mean(axis=0)
         mean = np.clip(excess, 0.0, 1.0).mean(axis=0)
         for i in np.flatnonzero((share >= needed) & (mean >= config.held_ratio)).tolist():
@@ -75,9 +77,25 @@ def _off(
             usual = max(USUAL_SHARE, others)
             margin = float((share[i] - usual) / np.sqrt(usual * (1 - usual) / size))
             column, ratio = int(columns[i]), float(np.maximum(excess[:, i], 0.0).mean())
-            if share[i] >= 3 * others and (column not in best or margin > best[column].margin):
+            computes = not longer.size or float(longer[i]) >= SHOWN_SHARE * ratio
+            best_yet = column not in best or margin > best[column].margin
+            if share[i] >= 3 * others and computes and best_yet:
                 best[column] = _suspect(timings, column, rows[-size:], ratio, margin, OFF)
     return list(best.values())
+
+
+def _longer(timings: Timings, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> Floats:
+    """By how much each rank's phases took longer than the others', over the usual compute, at most.
+
+    That is three standard errors above the mean. Empty where the phases are timed by a device, which computes
+    on while the thread that feeds it stands still.
+    """
+    if timings.on_device or len(columns) < 2:
+        return np.zeros(0)
+    compute = timings.measured("compute")[np.ix_(rows, columns)]
+    longer = compute - robust.medians_of_others(compute)
+    most = longer.mean(axis=0) + 3 * longer.std(axis=0) / np.sqrt(len(longer))
+    return np.asarray(most / max(1.0, float(np.median(compute))))
 
 
 def _is_new(timings: Timings, suspect: Suspect, rows: NDArray[np.int64], config: StragglerConfig) -> bool:

@@ -105,10 +105,11 @@ def find(
         return [Inconclusive(analyzer=NAME, reason=reason)]
     slow = _slow_groups(cohorts, transfers)
     slow = _unexplained(slow, members, _straggler_excess(stragglers), STRAGGLER_SHARE)
-    slow = _unexplained(slow, members, _compute_excess(timings) if slow else {}, COMPUTE_SHARE)
+    compute = _compute_excess(timings) if slow else {}
+    slow = _unexplained(slow, members, compute, COMPUTE_SHARE)
     if slow:
         since = int(transfers.steps[rows[0]])
-        return [_finding(timings, s, members, since) for s in _subjects(timings, slow, members)]
+        return [_finding(timings, s, members, compute, since) for s in _subjects(timings, slow, members)]
     if all(cohort.noise > TOO_NOISY for cohort in cohorts):
         reason = "transfer times scatter too much from step to step, as on an oversubscribed host"
         return [Inconclusive(analyzer=NAME, reason=reason)]
@@ -153,15 +154,25 @@ def _straggler_excess(stragglers: Sequence[Verdict]) -> dict[int, float]:
 
 
 def _compute_excess(timings: Timings) -> dict[int, float]:
-    """By how much (log) each rank's compute lately exceeds that of its cohort, where known."""
+    """By how much (log) each rank's compute lately exceeds that of its cohort, where known.
+
+    Of two ranks with the same work the one that takes longer may be slow.
+    """
     rows = np.flatnonzero(timings.usable)[-WINDOW:]
     if not np.isfinite(timings.parts["compute"][rows]).any():
         return {}
     work = work_of(timings, rows)
     cohorts = [e for c in timings.cohorts if (e := measure(work, c, rows)) is not None]
-    return {
+    excess = {
         int(timings.ranks[c]): float(x) for e in cohorts for c, x in zip(e.columns, e.excess, strict=True)
     }
+    for pair in (c for c in timings.cohorts if len(c) == 2):
+        both = work.whole[np.ix_(rows, pair)]
+        levels = np.median(both[np.isfinite(both).all(axis=1)], axis=0)
+        if np.isfinite(levels).all():
+            own = (levels - levels.min()).tolist()
+            excess |= dict(zip(timings.ranks[pair].tolist(), own, strict=True))
+    return excess
 
 
 def _unexplained(
@@ -198,9 +209,14 @@ def _nodes(timings: Timings, ranks: Iterable[int]) -> set[str]:
     return {timings.node_of(c) for c, r in enumerate(timings.ranks.tolist()) if r in wanted} - {""}
 
 
-def _finding(timings: Timings, subject: _Subject, members: Members, since: int) -> Finding:
+def _finding(
+    timings: Timings, subject: _Subject, members: Members, compute: Mapping[int, float], since: int
+) -> Finding:
+    """A member whose compute time is not known may be slow, and not the link: then it is information."""
     worst = subject.worst
     ranks = sorted({rank for group in subject.groups for rank in members.get(group, ())})
+    unknown = [rank for rank in ranks if rank not in compute]
+    doubt = " A slow member cannot be excluded: its own time is not known." if unknown else ""
     if subject.subject_type == "node":
         who, whose = f"Groups that meet on node {subject.name} take", "their"
     else:
@@ -209,9 +225,9 @@ def _finding(timings: Timings, subject: _Subject, members: Members, since: int) 
         NAME,
         subject.subject_type,
         subject.name,
-        severity="warning",
+        severity="info" if unknown else "warning",
         confidence=0.95 - 0.25 * float(np.exp(-max(0.0, worst.margin - 4) / 4)),
-        summary=f"{who} {worst.ratio:.2f} times as long per byte as {whose} siblings ({worst.phase}).",
+        summary=f"{who} {worst.ratio:.2f} times as long per byte as {whose} siblings ({worst.phase}).{doubt}",
         evidence={
             "query": "analysis.group_transfers",
             "ratio": round(worst.ratio, 4),

@@ -99,8 +99,8 @@ def read_order(builder: TimingsBuilder, store: Queryable, steps: AttemptSteps, t
 
 
 def _tells_stages(topology: pa.Table) -> bool:
-    """Whether a mesh was named: an axis other than dp differs between ranks."""
-    axes = [axis for axis in ("tp", "pp", "cp", "ep") if axis in topology.column_names]
+    """Whether a mesh was named that tells why ranks send: a pipeline, or parts of a sequence."""
+    axes = [axis for axis in ("pp", "cp") if axis in topology.column_names]
     return any(len(topology.column(axis).unique()) > 1 for axis in axes)
 
 
@@ -133,7 +133,7 @@ def from_tables(
     return builder.timings(steps, topology, job=job, attempt=attempt, first_step=first_step, now_ns=now_ns)
 
 
-_FLAGS = ("assumed", "waits_known", "routed_bytes", "device_wait")
+_FLAGS = ("assumed", "waits_known", "routed_bytes", "device_wait", "on_device")
 
 
 class TimingsBuilder:
@@ -216,6 +216,9 @@ class TimingsBuilder:
         seen = self._seen
         matrices = self._matrices if seen.all() else {n: m[seen] for n, m in self._matrices.items()}
         parts = {name: matrices[name] for name in PARTS}
+        on_device = matrices["on_device"] == 1
+        if on_device.any():  # a device computes on while the thread that feeds it waits for a processor
+            parts["cpu_wait"] = np.where(on_device, 0.0, parts["cpu_wait"])
         if self.overlapped:
             parts |= {name: np.full_like(parts[name], np.nan) for name in COMPUTED}
         elif not (parts["compute"] > 0).any():
@@ -243,10 +246,12 @@ class TimingsBuilder:
             first_step=first_step,
             topology_known=topology.num_rows > 0,
             replicas=_by_rank(topology, "dp", self._ranks, -1),
+            contexts=_by_rank(topology, "cp", self._ranks, -1),
             running_ratio=ratio,
             unknown=OVERLAPPED if self.overlapped else "",
             routed_bytes=matrices["routed_bytes"],
             shares_devices=shares_devices,
+            on_device=bool(on_device.any()),
         )
 
     def _stages(self, topology: pa.Table) -> NDArray[np.int64]:
@@ -255,7 +260,11 @@ class TimingsBuilder:
         A mesh that only counts ranks says nothing of stages: it was assumed, as in data parallelism.
         """
         if not self.pipeline or _tells_stages(topology):
-            return _by_rank(topology, "pp", self._ranks, -1)
+            stages = _by_rank(topology, "pp", self._ranks, -1)
+            late = np.flatnonzero(stages == -1)
+            if len(np.unique(stages[stages >= 0])) > 1:  # those that have not said theirs share none
+                stages[late] = -2 - np.arange(len(late))
+            return stages
         if self.order is None:
             return np.arange(len(self._ranks))
         return np.array([self.order[rank] for rank in self._ranks.tolist()], np.int64)

@@ -13,10 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pulsetrain.analytics.slowness import robust
-from pulsetrain.analytics.slowness.cohort import Columns, Floats
+from pulsetrain.analytics.slowness.cohort import Columns, Floats, Rows
 from pulsetrain.analytics.slowness.straggler_config import StragglerConfig
 from pulsetrain.analytics.slowness.suspects import Suspect, quiet_floor
 from pulsetrain.analytics.slowness.timings import Timings
+
+
+KEPT_RATIO = 2 / 3  # of the steps that a rank must have, to be waited for in the others
+KEPT_ROWS_RATIO = 0.6  # of the steps that must be left then
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +28,7 @@ class _Change:
     """By how much (log) each rank's compute rose beyond that of the job, with one entry for each rank."""
 
     excess: Floats
+    rise: Floats  # with that of the job
     error: Floats  # standard error; infinite where steps are missing
     noise: float  # of one step
 
@@ -37,7 +42,7 @@ def find_changed(
     those before. Nothing is found where there are fewer than twice as many, nor where fewer than two ranks of
     the job have all of them. `sigmas` is the margin needed, in standard errors.
     """
-    rows, size = timings.compared, config.short
+    rows, size = _whole(work, timings.compared), config.short
     if not len(columns) or len(rows) < 2 * size:
         return []
     change = _change(work[rows[-size:]], work[rows[:-size]])
@@ -59,7 +64,23 @@ def find_changed(
         )
         for column in columns.tolist()
         if change.excess[column] > max(sigmas * change.error[column], floor)
+        and not _all_rose(change, column, config)
     ]
+
+
+def _whole(work: Floats, rows: Rows) -> Rows:
+    """The rows that no rank misses, except ranks that miss a third of them. All rows if that leaves few."""
+    present = np.isfinite(work[rows])
+    kept = present.mean(axis=0) > KEPT_RATIO
+    whole = present[:, kept].all(axis=1) if kept.any() else np.zeros(len(rows), np.bool_)
+    return rows[whole] if whole.mean() >= KEPT_ROWS_RATIO else rows
+
+
+def _all_rose(change: _Change, column: int, config: StragglerConfig) -> bool:
+    """Whether every other rank takes longer too: the job does more work, and not each rank the same."""
+    others = np.delete(change.rise, column)
+    others = others[np.isfinite(np.delete(change.error, column))]
+    return bool(len(others) and others.min() > np.log1p(config.short_floor))
 
 
 def _change(recent: Floats, past: Floats) -> _Change | None:
@@ -72,7 +93,7 @@ def _change(recent: Floats, past: Floats) -> _Change | None:
     error = np.full(len(rise), np.inf)
     error[complete] = robust.standard_error(own) * np.sqrt(2)
     common = max(0.0, robust.lower_median(rise[complete]))  # that another is quick again accuses nobody
-    return _Change(excess=rise - common, error=error, noise=float(robust.sigma(own)))
+    return _Change(excess=rise - common, rise=rise, error=error, noise=float(robust.sigma(own)))
 
 
 def _lasting(work: Floats, sigmas: float, config: StragglerConfig) -> NDArray[np.bool_]:

@@ -24,7 +24,6 @@ from pulsetrain.analytics.slowness.window_scan import scan, wander_of
 
 Floats = NDArray[np.float64]
 
-FEW = 5  # rows up to which one of them moves what the others are compared with
 ROSE = 0.25  # of the stretch's rise that a row's own times must show
 BEFORE = 60  # steps before a stretch, with which a row's own times are compared
 
@@ -51,14 +50,13 @@ def slow_against_peers(values: Floats, config: FailSlowConfig | None = None) -> 
         for row in _suspects(relative, config)
         for stretch in _search(relative[row], beside_peers[row], wander, config)
     ]
-    if keep.size < FEW:
-        stretches = [s for s in stretches if _rose(own[s.row], s)]
+    stretches = [s for s in stretches if _rose(own[s.row], s)]
     return sorted(stretches, key=lambda s: (-s.margin, s.row, s.begin))
 
 
 def _rose(own: Floats, stretch: SlowStretch) -> bool:
-    """Whether a row's own times rose too. Where there are few rows, the end of another's slowness looks
-    like the begin of this one's."""
+    """Whether a row's own times rose too. Among few rows, the end of another's slowness looks like the begin
+    of this one's. Where a longer batch costs most rows less per token, it looks so of the others."""
     before = own[max(0, stretch.begin - BEFORE) : stretch.begin]
     inside = own[stretch.begin : stretch.end][-BEFORE:]
     if not (np.isfinite(before).any() and np.isfinite(inside).any()):

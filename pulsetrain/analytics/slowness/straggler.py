@@ -17,9 +17,11 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from pulsetrain.analytics.slowness import robust
+from pulsetrain.analytics.selection import ranges
+from pulsetrain.analytics.slowness import by_design, robust
 from pulsetrain.analytics.slowness.arrivals import Arrival, LoadArrivals, no_arrivals
 from pulsetrain.analytics.slowness.cohort import (
+    RECENT,
     STARVED_RATIO,
     Floats,
     Rows,
@@ -78,19 +80,33 @@ def find(
         return [Inconclusive(analyzer=NAME, reason=reason)]
     suspects, compared = _suspects(timings, work, rows, config, scan=scan)
     waits = processor_wait_ratio(timings)
-    likely = [s for s in strongest(suspects) if _matters(s, waits, config)]
+    strong = [(s, by_design.doubt(timings, s)) for s in strongest(suspects)]
+    likely = [s for s, doubt in strong if _matters(s, waits, config) and not doubt]
     weighed = weigh(timings, likely, arrivals)
     if weighed.suspects:
         return [_finding(timings, work.whole, s, waits, config, arrival) for s, arrival in weighed.suspects]
     if weighed.doubt or suspects:
-        reason = (
-            weighed.doubt or f"ranks wait for processors for {waits:.0%} of their compute: chance decides"
-        )
+        chance = f"ranks wait for processors for {waits:.0%} of their compute: chance decides"
+        reason = weighed.doubt or next((doubt for _, doubt in strong if doubt), chance)
         return [Inconclusive(analyzer=NAME, reason=reason)]
     if not compared and len(rows) < 2 * config.short:
         reason = "cohorts of one or two ranks, and too few steps to compare them with their own past"
         return [Inconclusive(analyzer=NAME, reason=reason)]
+    reason = by_design.unequal_pair(timings, work.whole[rows], config.short_floor) or _not_compared(
+        timings, work.whole, rows
+    )
+    if reason:
+        return [Inconclusive(analyzer=NAME, reason=reason)]
     return [Healthy(analyzer=NAME, numbers={"ranks": len(timings.ranks), "steps": len(rows)})]
+
+
+def _not_compared(timings: Timings, work: Floats, rows: Rows) -> str:
+    """Which ranks took part in the newest steps and told no compute time. "" for none."""
+    newest = rows[-RECENT:]
+    there = np.isfinite(timings.numbers["duration_ns"][newest]).mean(axis=0) > 1 / 2
+    known = np.isfinite(work[newest]).any(axis=0)
+    missing = timings.ranks[there & ~known].tolist()
+    return f"the compute time of rank {ranges(missing)} is not known" if missing else ""
 
 
 def _suspects(
@@ -222,8 +238,12 @@ def _slow_steps(timings: Timings, work: Floats, suspect: Suspect) -> tuple[int, 
         np.setdiff1d(np.flatnonzero(_same_stages(timings, suspect)), suspect.columns),
     )
     series = np.zeros(len(work))
-    whole = has_all(work[:, own].T) & np.isfinite(work[:, others]).any(axis=1)
-    if len(others):
+    whole = has_all(work[:, own].T) & (np.isfinite(work[:, others]).any(axis=1) | (not len(others)))
+    if not len(others) and whole.any():  # against its own past
+        mean = work[:, own].mean(axis=1)
+        past = whole & (np.arange(len(work)) < suspect.rows[0])
+        series[whole] = mean[whole] - np.median(mean[past if past.any() else whole])
+    elif len(others):
         usual = np.nanmedian(work[np.ix_(whole, others)], axis=1)
         series[whole] = work[np.ix_(whole, own)].mean(axis=1) - usual
     end = int(suspect.rows[-1]) + 1

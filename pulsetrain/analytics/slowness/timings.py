@@ -50,8 +50,9 @@ class Timings:
     `numbers` are those in `NUMBERS`. Step times and waits are net of turns on shared devices. `logged` is
     true where a loss or gradient norm was logged, so that a NaN there is a real one. `unknown` says why no
     compute time can be known. `routed_bytes` went through all_to_all, as tokens do to their experts.
-    `nodes`, `stages` and `replicas` (data-parallel) have one entry for each rank. A stage or replica is -1
-    where the topology does not tell it. `shares_devices`: ranks took turns on devices in some of the steps.
+    `nodes`, `stages`, `replicas` (data-parallel) and `contexts` (context-parallel) have one entry for each
+    rank, or none at all. An entry is below 0 where the topology does not tell it. `shares_devices`: ranks
+    took turns on devices in some of the steps. `on_device`: devices timed compute in some of them.
     """
 
     job: str
@@ -67,10 +68,12 @@ class Timings:
     first_step: int = 0  # of the attempt
     topology_known: bool = False
     replicas: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    contexts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     running_ratio: Matrix | None = None
     unknown: str = ""
     routed_bytes: Matrix | None = None
     shares_devices: bool = False
+    on_device: bool = False
 
     @cached_property
     def usable(self) -> NDArray[np.bool_]:
@@ -112,11 +115,20 @@ class Timings:
     def varying_tokens(self) -> Matrix | float:
         """The tokens of each step and rank where they differ by more than 1 %, else 1.0.
 
-        Times divided by this are comparable.
+        Times divided by this are comparable. 0 tokens are tokens that nobody counted. Then those of the same
+        replica count, which its other stages know. NaN where nobody knows them.
         """
-        tokens = self.numbers["tokens"]
+        counted = self.numbers["tokens"]
+        tokens = np.where(counted > 0, counted, np.nan)
         known = tokens[np.isfinite(tokens)]
-        return tokens if known.size and known.min() > 0 and known.max() > 1.01 * known.min() else 1.0
+        if not known.size or known.max() <= 1.01 * known.min():
+            return 1.0
+        for replica in np.unique(self.replicas[self.replicas >= 0]):
+            columns = np.flatnonzero(self.replicas == replica)
+            block = tokens[:, columns]
+            most = np.fmax.reduce(block, axis=1, keepdims=True)
+            tokens[:, columns] = np.where(np.isfinite(block), block, most)
+        return tokens
 
     def finding(
         self,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pulsetrain.analytics.slowness.arrivals import Arrival, Arrivals, LoadArrivals
 from pulsetrain.analytics.slowness.cohort import oversubscribed
@@ -94,15 +95,24 @@ def late_without_reason(timings: Timings, arrivals: Arrivals | None) -> str:
 
 
 def _gets_more_tokens(timings: Timings, suspect: Suspect) -> bool:
-    """Whether experts on the suspect got so many more tokens than others that its load explains it."""
-    routed = timings.routed_bytes
-    if routed is None or suspect.cause or suspect.by_history:
+    if suspect.cause or suspect.by_history:
         return False
-    usual = np.nan_to_num(routed[suspect.rows]).mean(axis=0)
-    others = np.delete(usual, suspect.columns)
+    return load_explains(timings, suspect.columns, suspect.rows, suspect.ratio)
+
+
+def load_explains(
+    timings: Timings, columns: NDArray[np.int64], rows: NDArray[np.int64], ratio: float
+) -> bool:
+    """Whether experts on these ranks got so many more tokens than the others of their stages that it explains
+    why they take longer by `ratio`."""
+    if timings.routed_bytes is None:
+        return False
+    usual = np.nan_to_num(timings.routed_bytes[rows]).mean(axis=0)
+    same = np.flatnonzero(np.isin(timings.stages, timings.stages[columns]))
+    others = usual[np.setdiff1d(same, columns)]
     if not len(others) or not (others > 0).any():
         return False
-    return bool(usual[suspect.columns].mean() > (1 + LOAD_RATIO * suspect.ratio) * np.median(others))
+    return bool(usual[columns].mean() > (1 + LOAD_RATIO * ratio) * np.median(others))
 
 
 def _comes_early(timings: Timings, suspect: Suspect, arrival: Arrival) -> bool:

@@ -71,7 +71,8 @@ def grid_chart(shown: Sequence[Block], theme: Theme) -> Chart:
     """The grid. Each state has a colour, a sign and one entry of the legend. Named ranks are written out."""
     stages = max((block.stage for block in shown), default=0) + 1
     places = max((block.place for block in shown), default=0)
-    plain = {"splitLine": {"show": False}, "minInterval": 1}
+    ends = {"showMinLabel": False, "showMaxLabel": False}  # they lie outside of the grid
+    plain = {"splitLine": {"show": False}, "minInterval": 1, "axisLabel": ends}
     return chart(
         theme,
         height=min(640, max(280, 120 + 44 * stages)),
@@ -115,7 +116,7 @@ def _state_series(state: str, own: Sequence[Block], theme: Theme) -> JsonObject:
         ],
         "symbol": _SYMBOLS.get(state, "rect"),
         "symbolSize": 16 if named else 11,
-        "itemStyle": {"color": known.colour},
+        "itemStyle": {"color": known.colour, "opacity": 1},
         "label": {"show": named, "position": "top", "color": theme.text, "formatter": "{@[5]}"},
         "z": 3 if named else 2,
         "selectedMode": "single",

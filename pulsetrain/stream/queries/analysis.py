@@ -119,17 +119,18 @@ _STEP_PARTS = f"""
       {_own("is_forward", "parent = 'forward'")} AS forward,
       {_own("is_backward", "parent = 'backward'")} AS backward,
       {_own("is_optimizer", "parent = 'optimizer'")} AS optimizer,
-      sum(took * (category = 'data')) AS data,
-      sum(took * (category = 'checkpoint')) AS checkpoint,
+      sum(if(known, own, took) * (category = 'data')) AS data,
+      sum(if(known, own, took) * (category = 'checkpoint')) AS checkpoint,
       sum(took * (phase = 'gc')) AS gc,
       max(longest_ns * (phase = 'gc')) AS gc_longest,
       sum(took * (phase = 'cpu_wait')) AS cpu_wait,
       sum(took * (phase = 'off_cpu')) AS off_cpu,
-      sum(took * (category = 'other') * (phase NOT IN ('gc', 'cpu_wait', 'off_cpu', 'device_wait'))
-        * (parent = ''))
+      sum(if(known, own, took) * (category = 'other')
+        * (phase NOT IN ('gc', 'cpu_wait', 'off_cpu', 'device_wait')) * (parent = ''))
         AS other,
       max(computes AND NOT in_compute AND NOT known) AND max(communicates AND in_compute) AS assumed,
       min(known OR NOT waits) AS waits_known,
+      max(computes AND NOT in_compute AND NOT known) AS on_device,
       sum(took * (phase = 'device_wait')) AS device_wait,
       sum(bytes * (phase = 'all_to_all')) AS routed_bytes, max(unnamed) AS unnamed
     FROM ({_PHASES_WITH_PARENTS})
@@ -144,13 +145,14 @@ def step_parts(
 
     Columns: step, rank, compute (without the time that the rank stood still in it), wait (how long it stood
     still for communication, or for a device that it shares), forward, backward, optimizer (each as compute),
-    data, checkpoint, gc, gc_longest, cpu_wait (runnable without a processor, outside communication),
-    off_cpu (neither running nor runnable, outside communication), other (evaluation and the user's own
-    phases, not net of anything), assumed (compute is a difference that takes all communication for blocking,
-    because `blocked_ns` is not known), waits_known (all of `wait` was measured),
-    device_wait (for a device that it shares), routed_bytes (that it sent or received in all_to_all, the
-    larger of the two for each operation), unnamed (it has a phase of these categories that is not in
-    `compute` or `communication`).
+    data and checkpoint (as compute, where it is known how long the rank stood still in them), gc, gc_longest,
+    cpu_wait (runnable without a processor, outside communication), off_cpu (neither running nor runnable,
+    outside communication), other (evaluation and the user's own phases, as data), assumed (compute is a
+    difference that takes all communication for blocking, because `blocked_ns` is not known), waits_known (all
+    of `wait` was measured), on_device (a device timed the compute, or a recording that does not say how long
+    it stood still), device_wait (for a device that it shares), routed_bytes (that it sent or received in
+    all_to_all, the larger of the two for each operation), unnamed (it has a phase of these categories that is
+    not in `compute` or `communication`).
 
     `compute` and `communication` name the phases of those categories. Nested phases count once.
     """

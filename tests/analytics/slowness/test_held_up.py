@@ -57,7 +57,9 @@ def test_a_busy_host_alone_holds_up_nobody(seed):
 @pytest.mark.parametrize("cause", [OFF, STARVED])
 def test_a_node_whose_ranks_are_all_held_up_is_named_once(cause):
     job = busy_job(8)
-    job.parts[cause][:, [2, 3]] += 150 * MS
+    lost = 30 * MS if cause == OFF else 150 * MS
+    for part in (cause, "compute") if cause == OFF else (cause,):
+        job.parts[part][:, [2, 3]] += lost
     nodes = replace(job, nodes=np.array(["a", "a", "b", "b"]))
     (suspect,) = find_held_up(nodes, CONFIG)
     assert (suspect.subject_type, suspect.subject, suspect.cause) == ("node", "b", cause)

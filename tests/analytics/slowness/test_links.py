@@ -115,3 +115,13 @@ def test_degenerate_data_gets_a_verdict(table):
     assert verdicts
     assert all(isinstance(v, Finding | Healthy | Inconclusive) for v in verdicts)
     assert not findings(verdicts)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_slow_group_whose_members_may_be_slow_themselves_is_information(known):
+    job = timings(fleet(ranks=16, per_node=2, steps=40))
+    if not known:
+        job.parts["compute"][:] = np.nan
+    (finding,) = findings(find(job, transfers_from(transfers(slow=["dp:3"], ratio=1.6)), GROUPS, []))
+    assert finding.severity == ("warning" if known else "info")
+    assert ("slow member cannot be excluded" in finding.summary) == (not known)

@@ -101,6 +101,42 @@ def test_a_mesh_that_tells_stages_is_believed():
     assert not any("argMin((s.phase" in sql for sql, _ in store.asked)
 
 
+def test_a_mesh_that_only_splits_tensors_does_not_tell_why_ranks_send():
+    columns = fleet(steps=20) | {"pp": np.zeros(160, np.int64)}
+    store = FakeStore(columns, PIPELINE)
+    read = load_timings.timings_builder(
+        store, STEPS, nodes := analysis.rank_nodes(store, STEPS), ["forward"], ["recv"]
+    )
+    topology = pa.table({"rank": range(8), "node": ["n"] * 8, "pp": [0] * 8, "tp": [0, 1] * 4})
+    load_timings.read_order(read, store, STEPS, topology)
+    found = read.timings(nodes, topology, job="j", attempt=0, first_step=0, now_ns=5)
+    assert found.stages.tolist() == [0] * 4 + [1] * 4
+
+
+@pytest.mark.parametrize(("stages", "wanted"), [([0, 1, 1], [-2, 0, 1, 1]), ([0, 0, 0], [-1, 0, 0, 0])])
+def test_a_rank_whose_stage_has_not_come_yet_is_compared_with_nobody_in_a_pipeline(stages, wanted):
+    shape = {"step": [5] * 4, "rank": [0, 1, 2, 3]}
+    topology = pa.table({"rank": [1, 2, 3], "pp": stages, "cp": [0, 1, 0]})
+    steps = pa.table({**shape, "duration_ns": [100] * 4})
+    job = load_timings.from_tables(
+        steps=steps, parts=pa.table({**shape, "compute": [50] * 4}), topology=topology
+    )
+    assert job.stages.tolist() == wanted
+    assert job.contexts.tolist() == [-1, 0, 1, 0]
+
+
+def test_a_device_computes_on_while_the_thread_that_feeds_it_waits_for_a_processor():
+    shape = {"step": [5, 5], "rank": [0, 1]}
+    steps = pa.table({**shape, "duration_ns": [100, 100]})
+    parts = {"compute": [50, 50], "cpu_wait": [25, 25], "off_cpu": [5, 5], "on_device": [1, 0]}
+    job = load_timings.from_tables(
+        steps=steps, parts=pa.table({**shape, **parts}), topology=pa.table({"rank": [0, 1]})
+    )
+    assert job.on_device
+    assert job.parts["cpu_wait"][0].tolist() == [0, 25]
+    assert job.parts["compute"][0].tolist() == [50, 25]
+
+
 def test_a_large_fleet_is_read_in_pieces_of_bounded_size(monkeypatch):
     columns = fleet(steps=20)
     monkeypatch.setattr(load_timings, "CELLS_AT_ONCE", 8 * 6)

@@ -1,0 +1,164 @@
+"""Work that differs by design is nobody's fault, and what nobody can tell is not called healthy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pulsetrain.analytics.slowness import fail_slow, straggler
+from pulsetrain.analytics.slowness.held_up import find_held_up
+from pulsetrain.analytics.slowness.straggler_config import StragglerConfig
+from pulsetrain.analytics.slowness.timings import from_matrices
+from pulsetrain.analytics.verdict import Healthy, Inconclusive, findings
+
+MS = 1e6
+
+
+def compute(steps=200, ranks=8, noise=0.01, seed=0):
+    return 80 * MS * np.random.default_rng(seed).lognormal(0, noise, (steps, ranks))
+
+
+def job(own, **fields):
+    """Timings of a synchronous job. `tokens` is a matrix. The other fields are those of `Timings`."""
+    step = np.broadcast_to(own.max(axis=1, keepdims=True) * 1.1, own.shape).copy()
+    matrices = {"compute": own, "wait": step - own, "duration_ns": step}
+    matrices |= {"tokens": fields.pop("tokens")} if "tokens" in fields else {}
+    return replace(from_matrices(matrices, job="j"), **fields)
+
+
+def said(timings):
+    (verdict,) = straggler.find(timings)
+    assert isinstance(verdict, Inconclusive), verdict
+    return verdict.reason
+
+
+def named(verdicts):
+    return [f.subject for f in findings(verdicts)]
+
+
+STAGES = np.repeat([0, 1], 4)
+
+
+def test_a_rank_with_more_tokens_is_not_slow_though_some_tokens_were_not_counted():
+    own, tokens = compute(), np.full((200, 8), 4096.0)
+    own[:, 2] *= 1.5
+    tokens[:, 2] *= 1.5
+    assert isinstance(straggler.find(job(own, tokens=tokens))[0], Healthy)
+    tokens[17, 5] = 0
+    assert isinstance(straggler.find(job(own, tokens=tokens))[0], Healthy)
+
+
+def test_a_stage_that_does_not_count_tokens_has_those_of_its_replica():
+    own, tokens = compute(), np.full((200, 8), 4096.0)
+    replicas = np.tile(np.arange(4), 2)
+    own[:, replicas == 2] *= 1.4
+    tokens[:, 2] *= 1.4
+    tokens[:, 4:] = 0
+    mesh = {"stages": STAGES, "replicas": replicas}
+    assert isinstance(straggler.find(job(own, tokens=tokens, **mesh))[0], Healthy)
+    own[:, 5] *= 1.4
+    assert named(straggler.find(job(own, tokens=tokens, **mesh))) == ["5"]
+
+
+def test_who_has_fewer_tokens_pays_the_fixed_costs_of_a_step_for_fewer():
+    own, tokens = compute(), np.full((200, 8), 4096.0)
+    tokens[:, 2] *= 0.7
+    own[:, 2] *= 0.5 + 0.5 * 0.7
+    assert "has fewer tokens" in said(job(own, tokens=tokens))
+    own[:, 6] *= 1.4
+    assert named(straggler.find(job(own, tokens=tokens))) == ["6"]
+
+
+def test_a_part_of_the_sequence_that_is_more_work_accuses_nobody():
+    own = compute() * np.array([1, 1.3, 1.6, 1.9] * 2)
+    assert "part of the sequence" in said(job(own, contexts=np.tile(np.arange(4), 2)))
+    own = compute()
+    own[:, 3] *= 1.4
+    assert named(straggler.find(job(own, contexts=np.tile(np.arange(4), 2)))) == ["3"]
+
+
+@pytest.mark.parametrize("ratio", [1.5, 2.0])
+def test_of_two_ranks_that_always_differed_nobody_can_tell_which_is_slow(ratio):
+    own = compute(ranks=2)
+    own[:, 1] *= ratio
+    assert f"rank 1 computes {ratio:.2f}x as long as rank 0" in said(job(own))
+    assert isinstance(straggler.find(job(compute(ranks=2)))[0], Healthy)
+
+
+def test_a_rank_without_a_compute_time_is_not_called_healthy():
+    own = compute()
+    timings = job(own)
+    timings.parts["compute"][:, 3] = np.nan
+    assert said(timings) == "the compute time of rank 3 is not known"
+
+
+def test_experts_with_more_tokens_are_compared_within_their_stage():
+    routed = np.full((200, 8), 1e6)
+    routed[:, 4:] = 3e6
+    own = compute()
+    own[:, 6] *= 1.4
+    assert named(straggler.find(job(own, stages=STAGES, routed_bytes=routed))) == ["6"]
+    routed = np.full((200, 8), 3e6)
+    routed[:, :4] = 1e6
+    routed[:, 1] *= 1.4
+    own = compute()
+    own[:, 1] *= 1.4
+    assert "uneven load" in said(job(own, stages=STAGES, routed_bytes=routed))
+
+
+def test_a_rank_that_becomes_slower_with_more_routed_tokens_is_not_named():
+    own, routed = compute(), np.full((200, 8), 1e6)
+    own[100:, 2] *= 1.35
+    assert named(fail_slow.find(job(own, routed_bytes=routed))) == ["2"]
+    routed[100:, 2] *= 1.4
+    (verdict,) = fail_slow.find(job(own, routed_bytes=routed))
+    assert isinstance(verdict, Inconclusive)
+    assert "routed tokens" in verdict.reason
+
+
+def test_longer_batches_that_cost_most_ranks_less_per_token_accuse_nobody():
+    own, tokens = compute(), np.full((200, 8), 4096.0)
+    own[100:] *= np.array([1.6] * 6 + [2.0] * 2)
+    tokens[100:] *= 2
+    stages = np.repeat([0, 1, 2, 3], 2)
+    assert not named(fail_slow.find(job(own, tokens=tokens, stages=stages), recovered=False))
+    own[100:, 2] *= 1.5
+    assert "2" in named(fail_slow.find(job(own, tokens=tokens, stages=stages), recovered=False))
+
+
+def test_a_rank_that_is_alone_in_its_stage_is_slow_since_it_became_so():
+    own = compute(ranks=4)
+    own[100:, 2] *= 1.5
+    (finding,) = findings(straggler.find(job(own, stages=np.arange(4))))
+    assert finding.subject == "2"
+    assert abs(finding.evidence["first_step"] - 100) <= 1
+
+
+def test_a_rank_that_sleeps_outside_its_phases_is_not_stopped_while_it_computes():
+    def held(compute_ms):
+        own = compute()
+        own[:, 0] += compute_ms * MS
+        timings = job(own)
+        timings.parts["off_cpu"] = np.zeros_like(own)
+        timings.parts["off_cpu"][:, 0] = 15 * MS
+        return [suspect.subject for suspect in find_held_up(timings, StragglerConfig())]
+
+    assert held(0) == []
+    assert held(15) == ["0"]
+
+
+def test_a_batch_that_grew_for_all_accuses_nobody_who_is_alone_in_its_stage():
+    own = compute(ranks=4)
+    own[100:] *= np.array([1.6, 1.6, 1.6, 2.0])
+    assert not named(straggler.find(job(own, stages=np.arange(4))))
+    own[100:] /= 1.6
+    assert named(straggler.find(job(own, stages=np.arange(4)))) == ["3"]
+
+
+def test_a_step_that_was_lost_hides_no_rank_that_became_slower():
+    own = compute(ranks=2)
+    own[120:, 1] *= 2
+    own[30, 1] = np.nan
+    assert named(straggler.find(job(own))) == ["1"]
