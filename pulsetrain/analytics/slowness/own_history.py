@@ -18,7 +18,6 @@ from pulsetrain.analytics.slowness.straggler_config import StragglerConfig
 from pulsetrain.analytics.slowness.suspects import Suspect, quiet_floor
 from pulsetrain.analytics.slowness.timings import Timings
 
-
 KEPT_RATIO = 2 / 3  # of the steps that a rank must have, to be waited for in the others
 KEPT_ROWS_RATIO = 0.6  # of the steps that must be left then
 
