@@ -31,6 +31,7 @@ OVERLAPPED = (
     "communication overlaps compute, and how long each rank stood still for it is not known: own time is "
     "only known within bounds that are far apart"
 )
+UNDISTURBED_RATIO = 0.15  # of a step, from which phases without communication stand for all of its compute
 ORDER_STEPS = 8  # newest steps from which the order of a pipeline is read
 CELLS_AT_ONCE = 400_000  # steps x ranks of one query: bounds the memory of the store's aggregation
 
@@ -86,6 +87,8 @@ def read_parts(
         builder.add(parts)
     builder.pipeline = "recv" in communication
     builder.overlapped = builder.assumed and (builder.overlapped or _overlaps(store, steps))
+    for part in steps.parts(builder.steps_at_once) if builder.assumed else ():
+        builder.add(analysis.undisturbed_compute(store, part, compute=compute, communication=communication))
     return not unnamed
 
 
@@ -133,7 +136,7 @@ def from_tables(
     return builder.timings(steps, topology, job=job, attempt=attempt, first_step=first_step, now_ns=now_ns)
 
 
-_FLAGS = ("assumed", "waits_known", "routed_bytes", "device_wait", "on_device")
+_FLAGS = ("assumed", "waits_known", "routed_bytes", "device_wait", "on_device", "undisturbed")
 
 
 class TimingsBuilder:
@@ -219,9 +222,12 @@ class TimingsBuilder:
         on_device = matrices["on_device"] == 1
         if on_device.any():  # a device computes on while the thread that feeds it waits for a processor
             parts["cpu_wait"] = np.where(on_device, 0.0, parts["cpu_wait"])
+        undisturbed = _mostly(matrices["undisturbed"], matrices["duration_ns"])
         if self.overlapped:
             parts |= {name: np.full_like(parts[name], np.nan) for name in COMPUTED}
-        elif not (parts["compute"] > 0).any():
+        if undisturbed is not None:
+            parts["compute"] = undisturbed
+        elif not self.overlapped and not (parts["compute"] > 0).any():
             parts["compute"] = own_time(parts, matrices["duration_ns"], matrices["waits_known"])
         ratio = running_ratio(parts)
         if ratio is not None:
@@ -248,7 +254,7 @@ class TimingsBuilder:
             replicas=_by_rank(topology, "dp", self._ranks, -1),
             contexts=_by_rank(topology, "cp", self._ranks, -1),
             running_ratio=ratio,
-            unknown=OVERLAPPED if self.overlapped else "",
+            unknown=OVERLAPPED if self.overlapped and undisturbed is None else "",
             routed_bytes=matrices["routed_bytes"],
             shares_devices=shares_devices,
             on_device=bool(on_device.any()),
@@ -268,6 +274,14 @@ class TimingsBuilder:
         if self.order is None:
             return np.arange(len(self._ranks))
         return np.array([self.order[rank] for rank in self._ranks.tolist()], np.int64)
+
+
+def _mostly(undisturbed: NDArray[np.float64], duration: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """The undisturbed compute where it is enough of the usual step to tell who is slow, else None."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = undisturbed / duration
+    known = share[np.isfinite(share)]
+    return undisturbed if known.size and np.median(known) >= UNDISTURBED_RATIO else None
 
 
 def _ints(table: pa.Table, name: str) -> NDArray[np.int64]:

@@ -160,6 +160,30 @@ def step_parts(
     return store.query(_STEP_PARTS, {**steps.params, **names})
 
 
+_UNDISTURBED = f"""
+    SELECT step, rank,
+      groupUniqArrayIf(parent, communicates) AS hosts,
+      arrayMap(x -> x.2, arrayFilter(x -> has(hosts, x.1),
+                                     groupArrayIf((phase, parent), computes AND in_compute))) AS above,
+      arraySum(x -> x.2, arrayFilter(x -> NOT has(hosts, x.1) AND NOT has(above, x.1),
+                                     groupArrayIf((phase, took), computes AND NOT in_compute))) AS undisturbed
+    FROM ({_PHASES_WITH_PARENTS})
+    GROUP BY step, rank
+"""
+
+
+def undisturbed_compute(
+    store: Queryable, steps: AttemptSteps, *, compute: Sequence[str], communication: Sequence[str]
+) -> pa.Table:
+    """The compute of phases in which no communication lies: step, rank, undisturbed (ns).
+
+    In data parallelism that is the forward pass. It is a rank's own also where communication overlaps the
+    rest. `compute` and `communication` name the phases of those categories.
+    """
+    names = {"compute": list(compute), "communication": list(communication)}
+    return store.query(f"SELECT step, rank, undisturbed FROM ({_UNDISTURBED})", {**steps.params, **names})
+
+
 def communication_count(store: Queryable, steps: AttemptSteps) -> pa.Table:
     """How many operations the newest of these steps has, over all ranks: one row of `operations`."""
     return store.query(

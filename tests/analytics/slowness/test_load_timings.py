@@ -8,7 +8,7 @@ import pytest
 
 from pulsetrain.analytics.slowness import fail_slow, load_timings, straggler
 from pulsetrain.analytics.slowness.timings import PARTS
-from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive
+from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
 from pulsetrain.stream.queries import analysis
 from pulsetrain.stream.queries.queryable import AttemptSteps
 from tests.analytics.fleet import fleet, timings
@@ -235,11 +235,16 @@ def test_a_job_that_was_resized_is_not_slow():
 class Overlapping(FakeStore):
     """A recording in which nobody measured how long ranks stood still, with buckets in flight together."""
 
-    covered_ns = 100
+    covered_ns, undisturbed_ratio = 100, 0.0
 
     def query(self, sql, params=None):
         if "covered_ns" in sql:
             return pa.table({"total_ns": [150], "covered_ns": [self.covered_ns]})
+        if "AS undisturbed" in sql:
+            rows = super().query("SELECT step, rank FROM steps", params)
+            share = np.where(rows.column("rank").to_numpy() == 3, 1.3, 1.0) * self.undisturbed_ratio
+            told = rows.column("duration_ns").to_numpy() * share
+            return pa.table({"step": rows["step"], "rank": rows["rank"], "undisturbed": told})
         table = super().query(sql, params)
         if "compute" in table.column_names:
             table = table.append_column("assumed", pa.array(np.ones(table.num_rows)))
@@ -255,3 +260,13 @@ def test_own_time_is_not_known_where_communication_overlaps_and_nobody_measured_
     assert "overlaps" in verdict[0].reason
     store.covered_ns = 150
     assert np.isfinite(load_timings.load(store, STEPS, first_step=0, now_ns=0).parts["compute"]).all()
+
+
+def test_under_overlap_phases_without_communication_tell_who_is_slow():
+    store = Overlapping(fleet(steps=20))
+    store.undisturbed_ratio = 0.3
+    job = load_timings.load(store, STEPS, first_step=0, now_ns=0)
+    assert np.isnan(job.parts["backward"]).all()
+    assert [f.subject for f in findings(straggler.find(job))] == ["3"]
+    store.undisturbed_ratio = 0.05  # too little of a step to stand for the rest
+    assert load_timings.load(store, STEPS, first_step=0, now_ns=0).unknown

@@ -96,6 +96,33 @@ def test_overlapped_communication_is_not_taken_from_compute(chdb_store):
     assert (row["wait"], row["assumed"]) == (30, 0)
 
 
+def test_compute_without_communication_inside_is_told_apart(chdb_store):
+    """A block of the backward pass holds the communication, so the pass does too."""
+    rows = [
+        ("forward", "compute", "", 50),
+        ("block", "compute", "forward", 20),
+        ("backward", "compute", "", 100),
+        ("layer", "compute", "backward", 60),
+        ("all_reduce", "communication", "layer", 80),
+        ("optimizer", "compute", "", 10),
+        ("all_reduce", "communication", "", 500),
+        ("data", "data", "", 7),
+    ]
+    columns = dict(
+        zip(("phase", "category", "parent", "duration_ns"), map(list, zip(*rows, strict=True)), strict=True)
+    )
+    columns |= {"attempt": [0] * 8, "step": [1] * 8, "rank": [0] * 8, "open": [False] * 8}
+    columns |= {"blocked_ns": [-1] * 8}
+    chdb_store.insert("spans", table("spans", 8, job="undisturbed", **columns), token="undisturbed")
+    (row,) = analysis.undisturbed_compute(
+        chdb_store,
+        AttemptSteps(job="undisturbed", attempt=0, first=0, last=5),
+        compute=["forward", "block", "backward", "layer", "optimizer"],
+        communication=["all_reduce"],
+    ).to_pylist()
+    assert row == {"step": 1, "rank": 0, "undisturbed": 60}
+
+
 def test_nested_phases_count_once_and_other_phases_are_told_apart(chdb_store):
     rows = [
         ("evaluate", "other", "", 70),
@@ -108,10 +135,11 @@ def test_nested_phases_count_once_and_other_phases_are_told_apart(chdb_store):
     names = ("phase", "category", "parent", "duration_ns")
     columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
     columns |= {"attempt": [0] * 6, "step": [1] * 6, "rank": [0] * 6, "open": [False] * 6}
+    columns |= {"blocked_ns": [0, 0, 0, 0, 4, 0]}  # the rank waited for others while it saved
     chdb_store.insert("spans", table("spans", 6, job="others", **columns), token="others")
     steps = AttemptSteps(job="others", attempt=0, first=0, last=5)
     (row,) = analysis.step_parts(chdb_store, steps, compute=["forward"], communication=[]).to_pylist()
-    assert (row["other"], row["gc"], row["cpu_wait"], row["checkpoint"]) == (70, 10, 9, 50)
+    assert (row["other"], row["gc"], row["cpu_wait"], row["checkpoint"]) == (70, 10, 9, 46)
     assert (row["compute"], row["wait"]) == (0, 8)
     phases = {(r["phase"], r["category"]) for r in analysis.phase_names(chdb_store, steps).to_pylist()}
     assert phases == {(phase, category) for phase, category, _, _ in rows}
