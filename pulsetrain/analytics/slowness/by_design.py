@@ -1,8 +1,9 @@
 """Slowness by own time that the job's own design may explain. Pure.
 
 Ranks that hold the same part of a long sequence do more work than those that hold another part, where
-attention is causal. A rank with fewer tokens pays the fixed costs of a step for fewer of them. Two ranks that
-always differed may have different work, or one of them is slow.
+attention is causal. A rank with more micro-batches computes in more pieces. A rank with fewer tokens pays
+the fixed costs of a step for fewer of them. Two ranks that always differed may have different work, or one of
+them is slow.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ def doubt(timings: Timings, suspect: Suspect) -> str:
     """Why a suspect of own time may do other work than its cohort. "" where nothing says so."""
     if suspect.cause or suspect.by_history:
         return ""
-    return _part_of_sequence(timings, suspect) or _few_tokens(timings, suspect)
+    return (
+        _more_pieces(timings, suspect) or _part_of_sequence(timings, suspect) or _few_tokens(timings, suspect)
+    )
 
 
 def unequal_pair(timings: Timings, work: NDArray[np.float64], least: float) -> str:
@@ -44,6 +47,24 @@ def unequal_pair(timings: Timings, work: NDArray[np.float64], least: float) -> s
                 "since the first step, and no third rank does the same work"
             )
     return ""
+
+
+def _more_pieces(timings: Timings, suspect: Suspect) -> str:
+    """It computes in more spans than the others, as where it accumulates gradients for longer."""
+    if timings.pieces is None or not isinstance(timings.varying_tokens(), float):
+        return ""
+    cohort = np.flatnonzero(np.isin(timings.stages, timings.stages[suspect.columns]))
+    counts = np.nan_to_num(timings.pieces[suspect.rows]).mean(axis=0)
+    others = counts[np.setdiff1d(cohort, suspect.columns)]
+    usual = float(np.median(others)) if len(others) else 0.0
+    own = float(counts[suspect.columns].mean())
+    if not usual or own / usual - 1 < SHARE * suspect.ratio:
+        return ""
+    who = f"{suspect.subject_type} {suspect.subject}"
+    return (
+        f"{who} computes {suspect.ratio:.0%} longer, in {own:.1f} pieces a step where others have "
+        f"{usual:.1f}: it has more micro-batches"
+    )
 
 
 def _part_of_sequence(timings: Timings, suspect: Suspect) -> str:

@@ -29,7 +29,9 @@ Floats = NDArray[np.float64]
 
 OFF, STARVED = "off_cpu", "cpu_wait"
 USUAL_SHARE = 0.1  # of steps in which a sound rank may stand out, at least
-SHOWN_SHARE = 0.5  # of what a rank was off, by which its phases must take longer. A rank that logs sleeps too
+SHOWN_SHARE = (
+    1 / 3
+)  # of what a rank was off, by which its phases must take longer. A rank that logs sleeps too
 BUSY_RATIO = 0.6  # of its own work that the usual rank queued before, from which queueing is chance
 QUIET_RATIO = 0.2  # up to which a short window suffices
 QUEUE_ERROR = 0.04  # least standard error of the lower quartile of queueing, over the usual compute
@@ -87,14 +89,14 @@ def _off(
 def _longer(timings: Timings, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> Floats:
     """By how much each rank's phases took longer than the others', over the usual compute, at most.
 
-    That is three standard errors above the mean. Empty where the phases are timed by a device, which computes
+    That is four standard errors above the mean. Empty where the phases are timed by a device, which computes
     on while the thread that feeds it stands still.
     """
     if timings.on_device or len(columns) < 2:
         return np.zeros(0)
     compute = timings.measured("compute")[np.ix_(rows, columns)]
     longer = compute - robust.medians_of_others(compute)
-    most = longer.mean(axis=0) + 3 * longer.std(axis=0) / np.sqrt(len(longer))
+    most = longer.mean(axis=0) + 4 * longer.std(axis=0) / np.sqrt(len(longer))
     return np.asarray(most / max(1.0, float(np.median(compute))))
 
 
@@ -108,7 +110,7 @@ def _is_new(timings: Timings, suspect: Suspect, rows: NDArray[np.int64], config:
     for end in range(len(before), size - 1, -size):
         excess, columns = _excess(timings, OFF, before[end - size : end], every)
         own = excess[:, columns == suspect.columns[0]]
-        if own.size and (own > config.held_step).mean() < needed / 3:
+        if own.size and (own > config.held_step).mean() < needed / 2:
             return True
     return False
 

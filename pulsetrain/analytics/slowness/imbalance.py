@@ -15,6 +15,7 @@ from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
 Floats = NDArray[np.float64]
 
 STEPS_NEEDED = 10
+WHOLE_RATIO = 2 / 3  # of the steps in which every stage must have a compute time
 STAGE_INFO = 1.25  # a stage's compute over that of the others, from which it is reported
 STAGE_WARNING = 1.4  # from which it asks for action
 AGREEMENT = 0.75  # correlation of what shares its sequences that only the amount of work explains
@@ -39,7 +40,7 @@ def stages(timings: Timings) -> list[Verdict]:
     >>> finding.summary
     'Pipeline stage 1 computes 1.60 times as long as the others.'
     """
-    rows = np.flatnonzero(timings.usable)
+    rows = timings.compared
     numbers = np.unique(timings.stages[timings.stages >= 0])
     if len(numbers) < 2:
         reason = "fewer than two stages are known"
@@ -62,8 +63,10 @@ def _stages_in(timings: Timings, rows: NDArray[np.int64], numbers: NDArray[np.in
     """The verdict on some steps."""
     parts = (timings.parts["compute"], timings.measured("compute"))
     net, measured = (_levels(part[rows], timings.stages, numbers) for part in parts)
-    if not ((net > 0).all() and (measured > 0).all()):
+    whole = (net > 0).all(axis=0) & (measured > 0).all(axis=0)
+    if whole.mean() < WHOLE_RATIO:
         return [Inconclusive(analyzer="stage_imbalance", reason="no compute spans", blind=True)]
+    net, measured, rows = net[:, whole], measured[:, whole], rows[whole]
     verdicts: list[Verdict] = []
     for index, stage in enumerate(numbers.tolist()):
         ratios = np.minimum(_over_others(net, index), _over_others(measured, index))

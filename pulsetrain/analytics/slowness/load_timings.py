@@ -136,7 +136,7 @@ def from_tables(
     return builder.timings(steps, topology, job=job, attempt=attempt, first_step=first_step, now_ns=now_ns)
 
 
-_FLAGS = ("assumed", "waits_known", "routed_bytes", "device_wait", "on_device", "undisturbed")
+_FLAGS = ("assumed", "waits_known", "routed_bytes", "device_wait", "on_device", "undisturbed", "pieces")
 
 
 class TimingsBuilder:
@@ -256,6 +256,7 @@ class TimingsBuilder:
             running_ratio=ratio,
             unknown=OVERLAPPED if self.overlapped and undisturbed is None else "",
             routed_bytes=matrices["routed_bytes"],
+            pieces=matrices["pieces"],
             shares_devices=shares_devices,
             on_device=bool(on_device.any()),
         )

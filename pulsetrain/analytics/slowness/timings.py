@@ -50,6 +50,7 @@ class Timings:
     `numbers` are those in `NUMBERS`. Step times and waits are net of turns on shared devices. `logged` is
     true where a loss or gradient norm was logged, so that a NaN there is a real one. `unknown` says why no
     compute time can be known. `routed_bytes` went through all_to_all, as tokens do to their experts.
+    `pieces` is of how many spans compute consists: forward and backward of each micro-batch, and more.
     `nodes`, `stages`, `replicas` (data-parallel) and `contexts` (context-parallel) have one entry for each
     rank, or none at all. An entry is below 0 where the topology does not tell it. `shares_devices`: ranks
     took turns on devices in some of the steps. `on_device`: devices timed compute in some of them.
@@ -72,6 +73,7 @@ class Timings:
     running_ratio: Matrix | None = None
     unknown: str = ""
     routed_bytes: Matrix | None = None
+    pieces: Matrix | None = None
     shares_devices: bool = False
     on_device: bool = False
 

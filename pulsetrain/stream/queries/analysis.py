@@ -87,7 +87,7 @@ def phase_names(store: Queryable, steps: AttemptSteps) -> pa.Table:
 # overlaps. Where it is not (a device's clock, an older recording), the communication inside the phase is.
 _PHASES_WITH_PARENTS = f"""
     SELECT step, rank, phase, category, parent, longest_ns, duration_ns AS took, blocked_ns AS blocked, bytes,
-           blocked_known = spans AS known, duration_ns - blocked_ns AS own,
+           spans, blocked_known = spans AS known, duration_ns - blocked_ns AS own,
            category = 'compute' AS computes, category = 'communication' AS communicates,
            communicates AND parent NOT IN {{communication:Array(String)}} AS waits,
            parent IN {{compute:Array(String)}} AS in_compute,
@@ -131,6 +131,7 @@ _STEP_PARTS = f"""
       max(computes AND NOT in_compute AND NOT known) AND max(communicates AND in_compute) AS assumed,
       min(known OR NOT waits) AS waits_known,
       max(computes AND NOT in_compute AND NOT known) AS on_device,
+      sum(spans * (computes AND NOT in_compute)) AS pieces,
       sum(took * (phase = 'device_wait')) AS device_wait,
       sum(bytes * (phase = 'all_to_all')) AS routed_bytes, max(unnamed) AS unnamed
     FROM ({_PHASES_WITH_PARENTS})
@@ -150,7 +151,8 @@ def step_parts(
     outside communication), other (evaluation and the user's own phases, as data), assumed (compute is a
     difference that takes all communication for blocking, because `blocked_ns` is not known), waits_known (all
     of `wait` was measured), on_device (a device timed the compute, or a recording that does not say how long
-    it stood still), device_wait (for a device that it shares), routed_bytes (that it sent or received in
+    it stood still), pieces (how many spans compute consists of), device_wait (for a device that it shares),
+    routed_bytes (that it sent or received in
     all_to_all, the larger of the two for each operation), unnamed (it has a phase of these categories that is
     not in `compute` or `communication`).
 

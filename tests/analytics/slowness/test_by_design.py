@@ -79,6 +79,18 @@ def test_a_part_of_the_sequence_that_is_more_work_accuses_nobody():
     assert named(straggler.find(job(own, contexts=np.tile(np.arange(4), 2)))) == ["3"]
 
 
+def test_a_rank_with_more_micro_batches_is_not_slow():
+    own, pieces = compute(), np.full((200, 8), 9.0)
+    own[:, 2] *= 2
+    pieces[:, 2] = 17
+    assert "has more micro-batches" in said(job(own, pieces=pieces))
+    own[:, 6] *= 1.4
+    assert named(straggler.find(job(own, pieces=pieces))) == ["6"]
+    pieces[:, 2] = 9
+    own[:, 6] /= 1.4
+    assert named(straggler.find(job(own, pieces=pieces))) == ["2"]
+
+
 @pytest.mark.parametrize("ratio", [1.5, 2.0])
 def test_of_two_ranks_that_always_differed_nobody_can_tell_which_is_slow(ratio):
     own = compute(ranks=2)

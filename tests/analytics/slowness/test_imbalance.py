@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulsetrain.analytics.slowness.imbalance import sequences, stages
-from pulsetrain.analytics.slowness.timings import COMPUTED
+from pulsetrain.analytics.slowness.timings import COMPUTED, from_matrices
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
 from tests.analytics.fleet import fleet, parts_of, timings
 
@@ -178,3 +178,13 @@ def test_degenerate_data_gets_a_verdict(shape):
         verdicts = sequences(timings(case))
         assert verdicts
         assert all(isinstance(v, Finding | Healthy | Inconclusive) for v in verdicts)
+
+
+def test_a_lost_row_hides_no_stage_with_more_work():
+    compute = np.tile([100.0, 160.0], (60, 1))
+    compute[17, 0] = compute[-1, 1] = np.nan
+    (finding,) = stages(from_matrices({"compute": compute}, stages=np.array([0, 1])))
+    assert finding.subject == "1"
+    compute[:30, 0] = np.nan
+    (verdict,) = stages(from_matrices({"compute": compute[:40]}, stages=np.array([0, 1])))
+    assert verdict.blind
