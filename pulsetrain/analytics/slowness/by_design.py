@@ -2,8 +2,8 @@
 
 Ranks that hold the same part of a long sequence do more work than those that hold another part, where
 attention is causal. A rank with more micro-batches computes in more pieces. A rank with fewer tokens pays
-the fixed costs of a step for fewer of them. Two ranks that always differed may have different work, or one of
-them is slow.
+the fixed costs of a step for fewer of them. Where half of the ranks or more always took longer, they may have
+other work, or be slow.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pulsetrain.analytics.selection import ranges
 from pulsetrain.analytics.slowness import robust
 from pulsetrain.analytics.slowness.suspects import Suspect
 from pulsetrain.analytics.slowness.timings import Timings
 
+PARTS = 3  # of the steps, in each of which a difference must show
+LOOKED_STEPS = 48
 SHARE = 0.5  # of a suspect's excess, from which a peer counts as equally slow, and whole time as longer
 
 
@@ -27,26 +30,37 @@ def doubt(timings: Timings, suspect: Suspect) -> str:
     )
 
 
-def unequal_pair(timings: Timings, work: NDArray[np.float64], least: float) -> str:
-    """Two ranks of a cohort that differed by more than `least`, a ratio, all along. "" for none.
+def unequal_halves(timings: Timings, work: NDArray[np.float64], least: float) -> str:
+    """Half or more of a cohort that always took longer than the rest, by more than `least`, a ratio.
 
-    `work` is the log of compute time [step, rank] in the steps that are compared.
+    Then nobody can tell which is usual. "" for none. `work` is the log of compute time [step, rank] in the
+    steps that are compared. Of many steps some are looked at.
     """
-    for pair in (c for c in timings.cohorts if len(c) == 2):
-        whole = work[:, pair]
-        whole = whole[np.isfinite(whole).all(axis=1)]
-        if len(whole) < 2:
+    work = work[:: max(1, len(work) // LOOKED_STEPS)]
+    for cohort in timings.cohorts:
+        columns = cohort[np.isfinite(work[:, cohort]).any(axis=0)]
+        thirds = np.array_split(work[:, columns], 3) if len(columns) > 1 and len(work) >= PARTS else []
+        levels = np.array(
+            [np.nanmedian(third, axis=0) for third in thirds if np.isfinite(third).any(axis=0).all()]
+        )
+        if len(levels) < PARTS:
             continue
-        apart = whole[:, 0] - whole[:, 1]
-        parts = [float(np.median(part)) for part in np.array_split(apart, 3) if len(part)]
-        if min(parts) > np.log1p(least) or max(parts) < -np.log1p(least):
-            slow, quick = pair if apart.mean() > 0 else pair[::-1]
-            ratio = np.exp(abs(float(np.median(apart))))
-            return (
-                f"rank {timings.ranks[slow]} computes {ratio:.2f}x as long as rank {timings.ranks[quick]} "
-                "since the first step, and no third rank does the same work"
-            )
+        order = np.argsort(levels.mean(axis=0), kind="stable")
+        gaps = np.diff(levels.mean(axis=0)[order])
+        split = int(np.argmax(gaps)) + 1
+        quick, slow = order[:split], order[split:]
+        apart = levels[:, slow].min(axis=1) - levels[:, quick].max(axis=1)
+        if 2 * len(slow) < len(columns) or apart.min() <= np.log1p(least):
+            continue
+        ratio = float(np.exp(levels[:, slow].mean() - levels[:, quick].mean()))
+        who, others = (_listed(timings.ranks[columns[part]].tolist()) for part in (slow, quick))
+        verb = "computes" if len(slow) == 1 else "compute"
+        return f"{who} {verb} {ratio:.2f}x as long as {others} all along: nobody can tell which is usual"
     return ""
+
+
+def _listed(numbers: list[int]) -> str:
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {ranges(sorted(numbers))}"
 
 
 def _more_pieces(timings: Timings, suspect: Suspect) -> str:

@@ -92,7 +92,7 @@ def find(
     if not compared and len(rows) < 2 * config.short:
         reason = "cohorts of one or two ranks, and too few steps to compare them with their own past"
         return [Inconclusive(analyzer=NAME, reason=reason)]
-    reason = by_design.unequal_pair(timings, work.whole[rows], config.short_floor) or _not_compared(
+    reason = by_design.unequal_halves(timings, work.whole[rows], config.short_floor) or _not_compared(
         timings, work.whole, rows
     )
     if reason:

@@ -99,6 +99,18 @@ def test_of_two_ranks_that_always_differed_nobody_can_tell_which_is_slow(ratio):
     assert isinstance(straggler.find(job(compute(ranks=2)))[0], Healthy)
 
 
+def test_where_most_of_a_stage_always_takes_longer_nobody_can_tell_which_is_usual():
+    own = compute()
+    own[:, :5] *= 1.5
+    assert "ranks 0-4 compute 1.50x as long as ranks 5-7 all along" in said(job(own))
+    own = compute()
+    own[:100, :5] *= 1.5  # they are quick again
+    assert isinstance(straggler.find(job(own))[0], Healthy)
+    own = compute()
+    own[:, :4] *= 1.5  # the quicker half is the reference
+    assert set(named(straggler.find(job(own)))) == {"0", "1", "2", "3"}
+
+
 def test_a_rank_without_a_compute_time_is_not_called_healthy():
     own = compute()
     timings = job(own)
