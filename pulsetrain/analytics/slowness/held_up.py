@@ -49,7 +49,7 @@ def find_held_up(timings: Timings, config: StragglerConfig) -> list[Suspect]:
     for cohort in timings.cohorts:
         alone = set(cohort.tolist()) if len(cohort) < 3 else set()
         pool = every if alone else cohort
-        off = _off(timings, rows, pool, config)
+        off = _off(timings, rows, pool, config, shown=not alone)
         held = [s for s in off if not alone or _is_new(timings, s, rows, config)]
         held += _queueing(timings, rows, pool, config)
         held += _starved(timings, rows[-config.starved_steps :], cohort, config)
@@ -63,15 +63,23 @@ def find_held_up(timings: Timings, config: StragglerConfig) -> list[Suspect]:
 
 
 def _off(
-    timings: Timings, rows: NDArray[np.int64], pool: NDArray[np.int64], config: StragglerConfig
+    timings: Timings,
+    rows: NDArray[np.int64],
+    pool: NDArray[np.int64],
+    config: StragglerConfig,
+    *,
+    shown: bool,
 ) -> list[Suspect]:
-    """Ranks that are off their processor in many of the newest steps, the surest window for each."""
+    """Ranks that are off their processor in many of the newest steps, the surest window for each.
+
+    `shown`: their phases must take longer for it.
+    """
     best: dict[int, Suspect] = {}
     for size, needed in config.held_windows:
         if len(rows) < size:
             continue
         excess, columns = _excess(timings, OFF, rows[-size:], pool)
-        longer = _longer(timings, rows[-size:], columns)
+        longer = _longer(timings, rows[-size:], columns) if shown else np.zeros(0)
         share = (excess > config.held_step).mean(axis=0)
         mean = np.clip(excess, 0.0, 1.0).mean(axis=0)
         for i in np.flatnonzero((share >= needed) & (mean >= config.held_ratio)).tolist():
