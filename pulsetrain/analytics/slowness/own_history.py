@@ -76,10 +76,13 @@ def _whole(work: Floats, rows: Rows) -> Rows:
 
 
 def _all_rose(change: _Change, column: int, config: StragglerConfig) -> bool:
-    """Whether every other rank takes longer too: the job does more work, and not each rank the same."""
+    """Whether every other rank takes longer too: the job does more work, and not each rank the same.
+
+    One other rank says nothing: what slows a rank from outside often slows its neighbour a little.
+    """
     others = np.delete(change.rise, column)
     others = others[np.isfinite(np.delete(change.error, column))]
-    return bool(len(others) and others.min() > np.log1p(config.short_floor))
+    return bool(len(others) > 1 and others.min() > np.log1p(config.short_floor))
 
 
 def _change(recent: Floats, past: Floats) -> _Change | None:
