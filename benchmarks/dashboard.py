@@ -28,6 +28,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -204,6 +205,7 @@ def chromium() -> Iterator[Browser]:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends in order
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=12_288)
     parser.add_argument("--runs", type=int, default=5)
