@@ -17,7 +17,7 @@ from pulsetrain.analytics.slowness.suspects import Suspect
 from pulsetrain.analytics.slowness.timings import Timings
 
 PARTS = 3  # of the steps, in each of which a difference must show
-LOOKED_STEPS = 48
+LOOKED_STEPS = 48  # about so many of the steps, evenly spaced, so that a large job costs little
 SHARE = 0.5  # of a suspect's excess, from which a peer counts as equally slow, and whole time as longer
 
 
@@ -39,7 +39,7 @@ def unequal_halves(timings: Timings, work: NDArray[np.float64], least: float) ->
     work = work[:: max(1, len(work) // LOOKED_STEPS)]
     for cohort in timings.cohorts:
         columns = cohort[np.isfinite(work[:, cohort]).any(axis=0)]
-        thirds = np.array_split(work[:, columns], 3) if len(columns) > 1 and len(work) >= PARTS else []
+        thirds = np.array_split(work[:, columns], PARTS) if len(columns) > 1 and len(work) >= PARTS else []
         levels = np.array(
             [np.nanmedian(third, axis=0) for third in thirds if np.isfinite(third).any(axis=0).all()]
         )
@@ -53,13 +53,18 @@ def unequal_halves(timings: Timings, work: NDArray[np.float64], least: float) ->
         if 2 * len(slow) < len(columns) or apart.min() <= np.log1p(least):
             continue
         ratio = float(np.exp(levels[:, slow].mean() - levels[:, quick].mean()))
-        who, others = (_listed(timings.ranks[columns[part]].tolist()) for part in (slow, quick))
+        who, others = (listed(timings.ranks[columns[part]].tolist()) for part in (slow, quick))
         verb = "computes" if len(slow) == 1 else "compute"
         return f"{who} {verb} {ratio:.2f}x as long as {others} all along: nobody can tell which is usual"
     return ""
 
 
-def _listed(numbers: list[int]) -> str:
+def listed(numbers: list[int]) -> str:
+    """Ranks in words.
+
+    >>> listed([3]), listed([6, 5, 7])
+    ('rank 3', 'ranks 5-7')
+    """
     return f"{'rank' if len(numbers) == 1 else 'ranks'} {ranges(sorted(numbers))}"
 
 
@@ -77,7 +82,7 @@ def _more_pieces(timings: Timings, suspect: Suspect) -> str:
     who = f"{suspect.subject_type} {suspect.subject}"
     return (
         f"{who} computes {suspect.ratio:.0%} longer, in {own:.1f} pieces a step where others have "
-        f"{usual:.1f}: it has more micro-batches"
+        f"{usual:.1f}: it seems that it has more micro-batches"
     )
 
 

@@ -29,9 +29,7 @@ Floats = NDArray[np.float64]
 
 OFF, STARVED = "off_cpu", "cpu_wait"
 USUAL_SHARE = 0.1  # of steps in which a sound rank may stand out, at least
-SHOWN_SHARE = (
-    1 / 3
-)  # of what a rank was off, by which its phases must take longer. A rank that logs sleeps too
+SHOWN_SHARE = 1 / 3  # of what a rank was off, by which its phases must take longer: who logs sleeps too
 BUSY_RATIO = 0.6  # of its own work that the usual rank queued before, from which queueing is chance
 QUIET_RATIO = 0.2  # up to which a short window suffices
 QUEUE_ERROR = 0.04  # least standard error of the lower quartile of queueing, over the usual compute

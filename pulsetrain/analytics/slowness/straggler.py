@@ -17,7 +17,6 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from pulsetrain.analytics.selection import ranges
 from pulsetrain.analytics.slowness import by_design, robust
 from pulsetrain.analytics.slowness.arrivals import Arrival, LoadArrivals, no_arrivals
 from pulsetrain.analytics.slowness.cohort import (
@@ -106,7 +105,7 @@ def _not_compared(timings: Timings, work: Floats, rows: Rows) -> str:
     there = np.isfinite(timings.numbers["duration_ns"][newest]).mean(axis=0) > 1 / 2
     known = np.isfinite(work[newest]).any(axis=0)
     missing = timings.ranks[there & ~known].tolist()
-    return f"the compute time of rank {ranges(missing)} is not known" if missing else ""
+    return f"the compute time of {by_design.listed(missing)} is not known" if missing else ""
 
 
 def _suspects(
@@ -238,14 +237,15 @@ def _slow_steps(timings: Timings, work: Floats, suspect: Suspect) -> tuple[int, 
         np.setdiff1d(np.flatnonzero(_same_stages(timings, suspect)), suspect.columns),
     )
     series = np.zeros(len(work))
-    whole = has_all(work[:, own].T) & (np.isfinite(work[:, others]).any(axis=1) | (not len(others)))
-    if not len(others) and whole.any():  # against its own past
-        mean = work[:, own].mean(axis=1)
-        past = whole & (np.arange(len(work)) < suspect.rows[0])
-        series[whole] = mean[whole] - np.median(mean[past if past.any() else whole])
-    elif len(others):
+    whole = has_all(work[:, own].T)
+    if len(others):
+        whole &= np.isfinite(work[:, others]).any(axis=1)
         usual = np.nanmedian(work[np.ix_(whole, others)], axis=1)
         series[whole] = work[np.ix_(whole, own)].mean(axis=1) - usual
+    elif whole.any():  # nobody does the same work: against its own past
+        level = work[:, own].mean(axis=1)
+        past = whole & (np.arange(len(work)) < suspect.rows[0])
+        series[whole] = level[whole] - np.median(level[past if past.any() else whole])
     end = int(suspect.rows[-1]) + 1
     first = robust.onset(series[:end], suspect.excess)
     last = len(series) - 1 - robust.onset(series[::-1][: len(series) - first], suspect.excess)
