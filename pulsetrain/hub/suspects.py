@@ -110,7 +110,7 @@ def _samples(data: JsonObject, now_ns: int) -> list[StackSample]:
     made = []
     for rank, threads in sorted(frames.items()):
         detail = details.get(str(rank), {})
-        gil = str(detail.get("gil", ""))
+        gil, place = str(detail.get("gil", "")), str(detail.get("place", ""))
         if MAIN in threads:
             made.append(
                 StackSample(
@@ -119,8 +119,8 @@ def _samples(data: JsonObject, now_ns: int) -> list[StackSample]:
                     frames=threads[MAIN],
                     gil=gil,
                     gil_frames=threads.get(gil, ()),
-                    place=str(detail.get("place", "")),
-                    helper=helper(threads),
+                    place=place,
+                    helper=helper(threads, place),
                 )
             )
     return made

@@ -20,11 +20,13 @@ has called what is no Python."""
 _OURS = "pulsetrain/"
 
 
-def helper(threads: Mapping[str, Sequence[str]]) -> str:
+def helper(threads: Mapping[str, Sequence[str]], place: str = "") -> str:
     """Return a thread of `threads`, by name, that the main one may wait for. "" for none.
 
     Threads of child processes are among them. A frame is "function (folder/file.py:line)", outermost first.
-    Where all threads wait for each other, that is a deadlock and no pause.
+    `place` is the innermost frame of the user's own code. Where the main thread stands in that, it may be in
+    a call that is no Python, such as `lock.acquire()` or `SimpleQueue.get()`. Where all threads wait for each
+    other, that is a deadlock and no pause.
 
     >>> main = ["main (train.py:5)", "result (futures/_base.py:451)", "wait (python3.11/threading.py:327)"]
     >>> helper({"MainThread": main, "pool_0": ["_worker (futures/thread.py:58)", "fetch (data.py:7)"]})
@@ -33,7 +35,7 @@ def helper(threads: Mapping[str, Sequence[str]]) -> str:
     ''
     """
     main = threads.get(MAIN, ())
-    if not main or not _WAITS.search(main[-1]):
+    if not main or not (_WAITS.search(main[-1]) or main[-1] == place):
         return ""
     return next((name for name, frames in threads.items() if name != MAIN and _is_busy(frames)), "")
 

@@ -51,26 +51,39 @@ def test_otherwise_no_thread_is_waited_for(threads):
     assert helper(threads) == ""
 
 
+def test_a_line_of_the_script_may_hold_a_call_that_waits_and_is_no_python():
+    line, busy = "main (train.py:5)", (*IDLE, "fetch (data.py:7)")
+    assert helper({MAIN: (line,), "pool_0": busy}, line) == "pool_0"
+    assert helper({MAIN: (line,), "pool_0": IDLE}, line) == ""
+    assert (
+        helper({MAIN: (line, "all_reduce (distributed/distributed_c10d.py:9)"), "pool_0": busy}, line) == ""
+    )
+
+
 WAYS = {
     "result": "pool.submit(time.sleep, 60).result()",
     "map": "list(pool.map(time.sleep, [60]))",
     "join": "t = threading.Thread(target=time.sleep, args=(60,), daemon=True); t.start(); t.join()",
     "get": "pool.submit(time.sleep, 60); queue.Queue().get()",
     "deadlock": "e = threading.Event(); pool.submit(e.wait); e.wait()",
-    "own lock": "pool.submit(time.sleep, 60); lock = threading.Lock(); lock.acquire(); lock.acquire()",
+    "simple get": "pool.submit(time.sleep, 60); queue.SimpleQueue().get()",
+    "a worker's lock": "a = threading.Lock(); a.acquire(); pool.submit(time.sleep, 60); a.acquire()",
+    "own lock": "pool.submit(int).result(); lock = threading.Lock(); lock.acquire(); lock.acquire()",
 }
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("way", WAYS)
-def test_real_threads_are_seen_as_py_spy_tells_them(way):
+def test_real_threads_are_seen_as_py_spy_tells_them(way, tmp_path):
+    script = tmp_path / "train.py"
     program = "import queue, threading, time\nfrom concurrent.futures import ThreadPoolExecutor\n"
-    program += f"pool = ThreadPoolExecutor(1)\n{WAYS[way]}"
-    process = subprocess.Popen([sys.executable, "-c", program])
+    script.write_text(f"{program}pool = ThreadPoolExecutor(1)\n{WAYS[way]}")
+    process = subprocess.Popen([sys.executable, str(script)])
     try:
         time.sleep(1.0)
-        read = stacks.of_node({0: process.pid})["stacks"]
-        found = helper({stack["thread"]: tuple(stack["frames"]) for stack in read})
+        answer = stacks.of_node({0: process.pid})
+        read, place = answer["stacks"], answer["details"]["0"]["place"]
+        found = helper({stack["thread"]: tuple(stack["frames"]) for stack in read}, place)
         assert bool(found) == (way not in ("deadlock", "own lock")), read
     finally:
         process.kill()
