@@ -66,6 +66,15 @@ def test_text_has_findings_and_failures_and_on_request_the_rest():
     ]
 
 
+def test_a_healthy_verdict_says_how_many_ranks_were_compared_with_nobody_else():
+    numbers = {"ranks": 8, "steps": 40}
+    healthy = [Healthy(analyzer="straggler", numbers=numbers | {"alone": alone}) for alone in (2, 0)]
+    assert report.lines(healthy, everything=True)[1:] == [
+        "healthy: straggler: 2 of 8 ranks were compared with their own past only",
+        "healthy: straggler",
+    ]
+
+
 def test_no_finding_is_said():
     assert report.lines([Healthy(analyzer="hang")], everything=False) == ["No finding."]
 

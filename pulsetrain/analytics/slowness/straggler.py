@@ -59,7 +59,8 @@ def find(
 
     Without `scan` only windows that end at the last step count, which is what is slow now. With `scan`
     windows cover all steps. `arrivals` loads what the second witness needs. `Healthy` tells how many ranks
-    were compared. `Inconclusive`: none could be, or the witnesses disagree.
+    there are, and how many of them were compared with their own past `alone`: one of those that was slow from
+    its first step does not show. `Inconclusive`: none could be compared, or the witnesses disagree.
 
     >>> from pulsetrain.analytics.slowness.timings import from_matrices
     >>> compute = np.full((40, 8), 1e8)
@@ -96,7 +97,9 @@ def find(
     )
     if reason:
         return [Inconclusive(analyzer=NAME, reason=reason)]
-    return [Healthy(analyzer=NAME, numbers={"ranks": len(timings.ranks), "steps": len(rows)})]
+    ranks = len(timings.ranks)
+    numbers = {"ranks": ranks, "steps": len(rows), "alone": ranks - len(compared)}
+    return [Healthy(analyzer=NAME, numbers=numbers)]
 
 
 def _not_compared(timings: Timings, work: Floats, rows: Rows) -> str:

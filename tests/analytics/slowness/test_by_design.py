@@ -99,6 +99,13 @@ def test_of_two_ranks_that_always_differed_nobody_can_tell_which_is_slow(ratio):
     assert isinstance(straggler.find(job(compute(ranks=2)))[0], Healthy)
 
 
+def test_a_healthy_verdict_counts_the_ranks_that_nobody_stands_beside():
+    own = compute()
+    (beside_others,) = straggler.find(job(own, stages=STAGES))
+    (alone,) = straggler.find(job(own[:, :4], stages=np.arange(4)))
+    assert (beside_others.numbers["alone"], alone.numbers["alone"]) == (0, 4)
+
+
 def test_where_most_of_a_stage_always_takes_longer_nobody_can_tell_which_is_usual():
     own = compute()
     own[:, :5] *= 1.5
