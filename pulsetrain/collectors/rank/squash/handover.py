@@ -28,7 +28,7 @@ class Handover(Protocol):
     """
 
     def publish(self, contents: Contents, buffer: int) -> None:
-        """As root: fill a buffer with all tensors and numbers."""
+        """As root: fill a buffer with all tensors and numbers. Raises `ValueError` where it is too small."""
         ...
 
     def take(self, contents: Contents, buffer: int, numbers_bytes: int) -> bytes:
@@ -57,6 +57,8 @@ class SharedPages:
     def publish(self, contents: Contents, buffer: int) -> None:
         """See `Handover`."""
         size = contents.size_bytes
+        if size > BUFFER_BYTES:  # state that grew inside this update: the other buffer lies behind this one
+            raise ValueError(f"{size:,} bytes of tensors, and a buffer has {BUFFER_BYTES:,}")
         memory = self._buffers.get(buffer)
         if memory is None or len(memory) != size:
             memory = self._buffers[buffer] = mmap.mmap(self._fd, size, offset=self._at(buffer))

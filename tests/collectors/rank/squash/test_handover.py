@@ -5,6 +5,7 @@ import torch
 
 from pulsetrain.collectors import squash_layout as layout
 from pulsetrain.collectors.rank.squash import contents
+from pulsetrain.collectors.rank.squash.contents import Contents, Entry
 from pulsetrain.collectors.rank.squash.handover import SharedPages
 from pulsetrain.collectors.reading.squash_words import SquashMemory
 from tests.collectors.rank.squash.test_contents import trained
@@ -52,6 +53,12 @@ def test_a_sharer_has_what_the_root_has_computed_and_its_tensors_stay_the_same_o
     assert same(values(root), values(sharer))
     assert sharer.param_groups[0]["params"][0] is parameter
     assert parameter.data_ptr() == address, "no tensor moves twice"
+
+
+def test_state_that_outgrew_its_buffer_is_not_published_into_the_other_one(ends):
+    grown = torch.empty(layout.BUFFER_BYTES // 4 + 1, device="meta")
+    with pytest.raises(ValueError, match="a buffer has"):
+        ends[2].publish(Contents((Entry("exp_avg of parameter 0", grown, 0),), 0, (), b"[]"), 0)
 
 
 def test_what_a_sharer_writes_is_its_own(ends):
