@@ -18,6 +18,7 @@ _OPTIONS = {
     "runner.magicEnabled": "false",
     "runner.postScriptGC": "true",
     "global.developmentMode": "false",
+    "global.disableWidgetStateDuplicationWarning": "true",  # a click sets fields that have a default
     "logger.level": "warning",
     "theme.light.primaryColor": "#0B6BCB",
     "theme.light.backgroundColor": "#ffffff",
