@@ -32,16 +32,15 @@ def run(nodes: int = 8) -> Answer:
     policy = Policy()
     reports = forked([(selfcheck.run, {"seconds": policy.self_check_s, "device": "cpu"})] * nodes)
     self_check_s = _cpu_s() - before_s
-    store, port = _store()
+    store, port = store_process()
     try:
         check = NodeCheck({f"n{i}": "" for i in range(nodes)}, LIGHT)
         rounds = 0
         while groups := check.next_round():
-            check.take(_round(groups, rounds, port, policy.pair_timeout_s))
+            check.take(real_round(groups, rounds, port, policy.pair_timeout_s))
             rounds += 1
     finally:
-        os.kill(store, signal.SIGKILL)
-        os.waitpid(store, 0)
+        end(store)
     return {
         "nodes": nodes,
         "passed": all(r.get("ok") for r in reports) and check.verdict().state == "healthy",
@@ -52,12 +51,25 @@ def run(nodes: int = 8) -> Answer:
     }
 
 
-def _round(groups: Sequence[Group], number: int, port: int, timeout_s: float) -> list[GroupResult]:
+def healthy(node: str) -> Callable[..., object]:
+    """What a member does whose node has no fault."""
+    return all_gather.run
+
+
+def real_round(
+    groups: Sequence[Group],
+    number: int,
+    port: int,
+    timeout_s: float,
+    work: Callable[[str], Callable[..., object]] = healthy,
+) -> list[GroupResult]:
+    """All groups gather at the same time. Each member is a process, which does the `work` of its node."""
     members = [(group, index) for group in groups for index in range(len(group))]
     common = {"store_address": "127.0.0.1", "store_port": port, "timeout_s": timeout_s}
     common["payload_bytes"] = LIGHT.payload_bytes
     own = [{"index": i, "size": len(g), "prefix": f"{number}:{g[0]}", **common} for g, i in members]
-    answers = iter(forked([(all_gather.run, kwargs) for kwargs in own]))
+    jobs = [(work(g[i]), kwargs) for (g, i), kwargs in zip(members, own, strict=True)]
+    answers = iter(forked(jobs))
     results = []
     for group in groups:
         said = [next(answers) for _ in group]
@@ -72,7 +84,7 @@ def _round(groups: Sequence[Group], number: int, port: int, timeout_s: float) ->
     return results
 
 
-def _store() -> tuple[int, int]:
+def store_process() -> tuple[int, int]:
     """Process and port of a rendezvous store."""
     reader, writer = os.pipe()
     pid = os.fork()
@@ -87,6 +99,12 @@ def _store() -> tuple[int, int]:
     port = int(os.read(reader, 8))
     os.close(reader)
     return pid, port
+
+
+def end(pid: int) -> None:
+    """Kill a child and wait for its end."""
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
 def forked(jobs: Sequence[Work]) -> list[Answer]:

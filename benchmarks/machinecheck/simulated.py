@@ -30,14 +30,25 @@ def names(count: int) -> list[str]:
 # -- faulty nodes -----------------------------------------------------------------------------------------
 
 
-def ours(nodes: Sequence[str], faulty: set[str]) -> tuple[set[str], int]:
+Round = Callable[[Sequence[Group], int], list[GroupResult]]
+"""Runs the groups of one round, which has a number."""
+
+
+def ours(nodes: Sequence[str], run_round: Round) -> tuple[set[str], int]:
     """Who is named, and after how many rounds."""
     results: list[GroupResult] = []
     rounds = 0
     while groups := next_round(nodes, results):
-        results += [GroupResult(members=g, ok=not faulty & set(g), seconds=1.0, round=rounds) for g in groups]
+        results += run_round(groups, rounds)
         rounds += 1
     return set(judge(nodes, results).faulty), rounds
+
+
+def simulated(faulty: set[str]) -> Round:
+    """A round in which a group with a faulty node fails."""
+    return lambda groups, number: [
+        GroupResult(members=g, ok=not faulty & set(g), seconds=1.0, round=number) for g in groups
+    ]
 
 
 def dlrover(
@@ -70,7 +81,7 @@ def faults(count: int, faulty: int, seeds: int) -> Answer:
     exact = wrong = most = theirs_exact = theirs_wrong = 0
     for seed in range(seeds):
         broken = set(random.Random(seed).sample(nodes, faulty))
-        found, rounds = ours(nodes, broken)
+        found, rounds = ours(nodes, simulated(broken))
         exact, wrong, most = exact + (found == broken), wrong + bool(found - broken), max(most, rounds)
         both, _ = dlrover(nodes, failing(broken))
         theirs_exact, theirs_wrong = theirs_exact + (both == broken), theirs_wrong + bool(both - broken)

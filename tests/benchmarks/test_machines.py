@@ -1,4 +1,9 @@
-"""Group tests on simulated nodes, and DLRover's scheme beside them."""
+"""Group tests on simulated nodes and real processes, and DLRover's scheme beside them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from machinecheck import namespaces, policies, simulated
@@ -12,6 +17,16 @@ def test_faulty_nodes_are_named_exactly_within_the_stated_rounds(faulty):
     found = simulated.faults(32, faulty, seeds=5)
     assert (found["exact"], found["healthy_named"]) == (5, 0)
     assert found["most_rounds"] <= found["rounds_bound"]
+
+
+@pytest.mark.integration
+@pytest.mark.long
+def test_processes_that_die_or_do_not_answer_are_named_exactly():
+    script = [sys.executable, "-m", "machinecheck.real_groups", "--nodes", "8", "--seeds", "3"]
+    folder = Path(simulated.__file__).parents[1]
+    done = subprocess.run(script, cwd=folder, capture_output=True, text=True, check=True, timeout=300)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["seeds"], found["exact"], found["healthy_named"]) == (3, 3, 0)
 
 
 def test_dlrovers_scheme_names_the_node_of_its_own_example():
