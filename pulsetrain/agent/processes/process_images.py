@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
 import structlog
 
 from pulsetrain.agent.processes.image_blocks import ImageBlocks
@@ -203,7 +204,7 @@ class ProcessImages:
         except (OSError, PulsetrainError) as error:
             with contextlib.suppress(OSError):
                 (folder / "stop").touch()
-            _end(zygote, [*started.values(), *manifest.processes.values()])
+            _end(zygote, list(started.values()), list(manifest.processes.values()))
             _drop_pages(folder)
             raise Unavailable(f"image {manifest.name!r}: {error}{_said(folder)}") from error
 
@@ -258,8 +259,10 @@ def last_error(text: str) -> str:
 
     >>> last_error("(00.1) Error (criu/util.c:1): rlimit: no\\n(00.2) Error (criu/a.c:9): no\\n(00.3) x\\n")
     'Error (criu/a.c:9): no'
+    >>> last_error(" 23083: Error (criu/files-reg.c:2175): File tmp/log has bad size 3534 (expect 1821)")
+    'Error (criu/files-reg.c:2175): File tmp/log has bad size 3534 (expect 1821)'
     """
-    lines = [line.partition(") ")[2] for line in text.splitlines() if "Error (" in line]
+    lines = [line[line.index("Error (") :] for line in text.splitlines() if "Error (" in line]
     telling = [line for line in lines if "FAILED" not in line and "rlimit" not in line]
     return (telling or lines or [text.strip() or "it said nothing"])[0][:200]
 
@@ -337,13 +340,30 @@ def _await(holds: Callable[[], bool], codes: Mapping[str, int]) -> None:
         time.sleep(LOOK_S)
 
 
-def _end(zygote: Zygote, pids: Sequence[int]) -> None:
-    """End what was begun. Who is no child of the zygote is left alone."""
+def _end(zygote: Zygote, begun: Sequence[int], restored: Sequence[int]) -> None:
+    """End CRIU, and then what it has restored so far. A process of that that stayed would hold its pid."""
     deadline_s = time.monotonic() + 2.0
-    while time.monotonic() < deadline_s and any(Path(f"/proc/{pid}").exists() for pid in pids):
+    while time.monotonic() < deadline_s and any(map(_is_there, (*begun, *restored))):
         time.sleep(LOOK_S)
-    for pid in pids:
+    for pid in begun:
         zygote.signal(pid, signal.SIGKILL)
+    while time.monotonic() < deadline_s + 2.0 and any(map(_is_there, begun)):
+        time.sleep(LOOK_S)
+    for pid in restored:
+        end_tree(pid, parent=zygote.pid)
+
+
+def _is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def end_tree(pid: int, *, parent: int) -> None:
+    """Kill a process and all that it has started. One that is not a child of `parent` is left alone."""
+    with contextlib.suppress(psutil.Error):
+        root = psutil.Process(pid)
+        if root.ppid() == parent:
+            for process in (*root.children(recursive=True), root):
+                process.kill()
 
 
 def _said(folder: Path) -> str:

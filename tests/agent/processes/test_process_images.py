@@ -1,7 +1,9 @@
 """Images of a node's processes: what is kept of them, and what is left where one cannot be dumped."""
 
+import os
 import subprocess
 
+import psutil
 import pytest
 
 from pulsetrain.agent.processes import process_images
@@ -175,6 +177,20 @@ def test_pages_whose_image_is_gone_do_not_outlive_the_agent(tmp_path, sleeper):
     made.clear()
     made.tidy()
     assert not list(tmp_path.glob("image-blocks/*"))
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_what_a_failed_restore_has_brought_back_is_ended_with_its_children_and_nobody_else(ours):
+    with subprocess.Popen(["sh", "-c", "sleep 60 & echo; wait"], stdout=subprocess.PIPE) as root:
+        root.stdout.readline()
+        processes = [*psutil.Process(root.pid).children(), psutil.Process(root.pid)]
+        assert len(processes) == 2
+        process_images.end_tree(root.pid, parent=os.getpid() if ours else 1)
+        gone, _ = psutil.wait_procs(processes, timeout=10 if ours else 0.2)
+        assert len(gone) == (2 if ours else 0)
+        for process in processes:
+            if process.is_running():
+                process.kill()
 
 
 @pytest.mark.parametrize(

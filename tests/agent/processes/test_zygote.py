@@ -288,6 +288,12 @@ def test_a_service_lives_on_and_each_store_is_new(zygote):
 
 
 @pytest.mark.integration
+def test_a_store_that_may_be_dumped_writes_into_none_of_the_agents_files(zygote):
+    pid, _ = zygote.serve("pulsetrain.agent.processes.rendezvous:host", {"dumpable": True}, 60)
+    assert {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in range(3)} == {"/dev/null"}
+
+
+@pytest.mark.integration
 def test_a_module_that_cannot_be_preloaded_is_named(tmp_path):
     (tmp_path / "broken.py").write_text("raise RuntimeError('no licence')")
     zygote = Zygote.start(preload=("broken",), path=(tmp_path,))
