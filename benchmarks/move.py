@@ -18,6 +18,7 @@ import argparse
 import importlib
 import inspect
 import json
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -54,6 +55,7 @@ def gather(parts: Sequence[str], *, quick: bool, **more: object) -> dict[str, ob
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends in order
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--part", choices=(*FIELDS, "all"), default="all", help="only this part")
     parser.add_argument("--seed", type=int, default=0, help="of the moments at which jobs are moved")
