@@ -223,7 +223,7 @@ def _detection(
     jobs, config, device = controller.jobs, settings.watch, _device(settings)
     reporter = Reporter(jobs, writer, alerts, clock)
     past = PastStore(store, dict(for_device(device)), store.inserts)
-    reporter.recall(past.findings())
+    reporter.recall(past.findings(), alerts.is_active)
     stacks = Stacks(jobs, writer, clock, loops, stopped_s=config.stopped_s)
     ras = RasReports(jobs, writer, clock, loops, stopped_s=config.stopped_s)
     records = StoreRecords(store, device, inserts=intake.inserts, hurry=intake.hurry, versions=store.inserts)

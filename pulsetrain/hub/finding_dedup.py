@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from pulsetrain.records.findings import Finding, Severity
 
@@ -15,12 +16,12 @@ def key(finding: Finding) -> Key:
     return (finding.kind, finding.subject_type, finding.subject, finding.attempt)
 
 
-_ORDER = {"critical": 0, "warning": 1, "info": 2}
+ORDER: Mapping[Severity, int] = MappingProxyType({"critical": 0, "warning": 1, "info": 2})
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
     """Findings by severity, then by confidence."""
-    return sorted(findings, key=lambda f: (_ORDER[f.severity], -f.confidence))
+    return sorted(findings, key=lambda f: (ORDER[f.severity], -f.confidence))
 
 
 @dataclass(kw_only=True)

@@ -56,7 +56,7 @@ class OpenSince:
         """Since when a finding has been open, UTC nanoseconds."""
         name = key(finding)
         known = [since[name] for (of, _), since in self._since.items() if of == job and name in since]
-        return min(known, default=began_ns(finding))
+        return min(known) if known else self._begin_ns(job, finding)
 
     def _begin_ns(self, job: str, finding: Finding) -> int:
         return began_ns(self._recorded[job, key(finding)] if self.goes_on(job, finding) else finding)

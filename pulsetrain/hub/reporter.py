@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from pulsetrain.analytics.verdict import Finding, Verdict
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.supervisor import FailureCollector
+from pulsetrain.hub.carried_over import CarriedOver
 from pulsetrain.hub.finding_dedup import key
 from pulsetrain.hub.open_since import OpenSince
 
@@ -49,7 +50,7 @@ class Reporter:
         self, jobs: Mapping[str, Observer], writer: FindingWriter, alerts: AlertSink, clock: Clock
     ) -> None:
         self._jobs, self._writer, self._alerts, self._clock = jobs, writer, alerts, clock
-        self._since = OpenSince(clock)
+        self._since, self._carried_over = OpenSince(clock), CarriedOver(clock)
         self._reported: dict[str, deque[Finding]] = {}
         self._open: dict[str, dict[str, list[Finding]]] = {}
         self._detectors: dict[str, list[Verdict]] = {}
@@ -62,6 +63,7 @@ class Reporter:
         goes on is new to the job, and neither recorded again nor another incident.
         """
         self._open.setdefault(job, {})[source] = list(still_open)
+        self._carried_over.looked(job)
         begun = [f for f in new if not self._since.goes_on(job, f)]
         self._since.note(job, source, still_open)
         self._of(job).extend(begun)
@@ -82,16 +84,24 @@ class Reporter:
         others = [v for v in verdicts if not isinstance(v, Finding)]
         self._alerts.observe([*others, *self.open(job, attempt)], self._clock.wall_ns(), job=job)
 
-    def recall(self, past: Sequence[Finding]) -> None:
-        """Findings of earlier hubs, newest first: their incidents outlive a restart."""
+    def recall(self, past: Sequence[Finding], was_open: Callable[[Finding], bool] = lambda _: False) -> None:
+        """Findings of earlier hubs, newest first: their incidents outlive a restart.
+
+        Those that were open then count as open until this hub has looked for itself.
+        """
         self._since.recall(past)
+        self._carried_over.take(past, was_open)
         for finding in past:
             self._of(finding.job).appendleft(finding)
 
     def open(self, job: str, attempt: int) -> list[Finding]:
-        """Findings of an attempt that are still there, live ones first, the worst first of each source."""
+        """Findings of an attempt that are still there, live ones first, the worst first of each source.
+
+        After a restart of the hub those that were open before are among them, until it has looked.
+        """
         sources = self._open.get(job, {})
-        return [f for source in sorted(sources) for f in sources[source] if f.attempt == attempt]
+        seen = [f for source in sorted(sources) for f in sources[source] if f.attempt == attempt]
+        return self._carried_over.beside(job, attempt, seen)
 
     def of_machines(self, job: str) -> dict[str, list[Finding]]:
         """Open findings about machines and links by source, those included that belong to no attempt."""

@@ -13,6 +13,8 @@ from pulsetrain.recovery.transitions import Phase
 
 SLOW_KINDS = ("straggler", "fail_slow", "mfu_decay", "stage_imbalance", "sequence_imbalance", "data_stall")
 SILENT_S = 5.0
+TROUBLES = ("hung", "slow", "warning")
+"""States of a job with findings, the worst first."""
 
 
 class Summary(TypedDict):

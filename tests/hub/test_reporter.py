@@ -93,6 +93,16 @@ def test_a_finding_that_outlives_the_hub_is_the_same_incident_and_the_job_still_
     assert site.reporter.since_ns("j", again) == 500 * S
 
 
+def test_what_was_open_before_a_restart_is_open_with_its_beginning_until_this_hub_has_looked(site):
+    recorded, over = finding(ts_ns=500 * S), finding(subject="9", ts_ns=400 * S)
+    site.reporter.recall([recorded, over], lambda f: f is recorded)
+    assert site.reporter.open("j", 0) == [recorded]
+    assert site.reporter.since_ns("j", recorded) == 500 * S
+    site.reporter.report("j", "live", [], [])
+    assert site.reporter.open("j", 0) == [recorded]
+    assert (site.job.observed, site.job.still_open) == ([], [])
+
+
 def test_what_is_found_in_a_job_that_does_not_run_here_is_kept_once_and_raises_no_alert(site):
     verdicts = [Healthy(analyzer="mfu"), finding(job="old")]
     site.reporter.add("old", verdicts)

@@ -71,8 +71,13 @@ class AlertTracker:
         line = Change(ts_ns=now_ns, state=change or alert.state, actor=actor, note=note)
         self._store.save(alert, line if noted else None)
 
+    def is_active(self, finding: Finding) -> bool:
+        """Whether the alert of a finding is not over."""
+        alert = self._alerts.get(_name(finding))
+        return alert is not None and alert.active
+
     def _on_finding(self, finding: Finding, now_ns: int) -> None:
-        name = state.fingerprint(finding.job, finding.kind, finding.subject_type, finding.subject)
+        name = _name(finding)
         self.update(state.after_finding(self._alerts.get(name), finding, now_ns, self._config), now_ns)
         detectors = state.detectors(finding.kind)
         if len(detectors) == 1:  # of several, it is not known which one raised the finding
@@ -88,3 +93,7 @@ class AlertTracker:
         alert = self._alerts.get(state.detector_fingerprint(job, analyzer))
         if alert is not None and alert.active:
             self.update(state.resolved(alert, now_ns), now_ns)
+
+
+def _name(finding: Finding) -> str:
+    return state.fingerprint(finding.job, finding.kind, finding.subject_type, finding.subject)

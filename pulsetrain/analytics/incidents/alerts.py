@@ -15,7 +15,7 @@ from pulsetrain.analytics.incidents.alert_tracker import AlertTracker
 from pulsetrain.analytics.incidents.locations import Topology
 from pulsetrain.analytics.incidents.muting import Silence, new_silence
 from pulsetrain.analytics.incidents.notifications import Notification, batches, notified, retry_wait_s
-from pulsetrain.analytics.verdict import Verdict
+from pulsetrain.analytics.verdict import Finding, Verdict
 from pulsetrain.core.errors import UsageError
 
 
@@ -149,6 +149,11 @@ class AlertBook:
             reasons = self._muted(max(self._tracker.now_ns, now_ns or 0))
             alerts = sorted(self._tracker.all(), key=lambda a: (not a.active, -a.since_ns, a.id))
             return [a.row(reasons.get(a.id, "")) for a in alerts]
+
+    def is_active(self, finding: Finding) -> bool:
+        """Whether the alert of a finding is not over."""
+        with self._lock:
+            return self._tracker.is_active(finding)
 
     def _muted(self, now_ns: int) -> Mapping[str, str]:
         return muting.muted(self._tracker.all(), self._silences.values(), now_ns, self.topology)
