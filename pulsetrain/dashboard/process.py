@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pulsetrain.core.process_title import set_process_title
 from pulsetrain.dashboard.late_refreshes import drop_late_refreshes
+from pulsetrain.dashboard.unsent_pages import keep_unsent_pages
 
 
 def main() -> None:
@@ -14,6 +15,7 @@ def main() -> None:
     # its options are on the command line. Streamlit would look for configuration files 15 times a second
     bootstrap._install_config_watchers = lambda flag_options: None
     drop_late_refreshes()
+    keep_unsent_pages()
     cli.main(prog_name="streamlit")
 
 
