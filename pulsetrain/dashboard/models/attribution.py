@@ -11,6 +11,8 @@ from pulsetrain.core.json import JsonObject
 
 _SLOW_KINDS = ("straggler", "fail_slow")
 _BLAMED_AS: Mapping[str, str] = MappingProxyType({"critical": "culprit", "warning": "slow"})
+_OF_AN_ATTEMPT = (*_SLOW_KINDS, "hang", "crash", "node_lost")
+"""Judged for the job itself as long as they last. Their alerts go on for minutes after that."""
 _PARTS = ("link", "gpu")  # of a node: their subjects begin with it, as in "node-a/mlx5_0/1"
 
 
@@ -58,7 +60,8 @@ class Accused:
 def with_alerts(findings: Sequence[JsonObject], alerts: Sequence[JsonObject], job: str) -> list[JsonObject]:
     """The open findings of a job, then what its firing alerts say of machines and their parts.
 
-    A flapping link is judged for the machines and not for the job, so it is no finding of the job itself.
+    A flapping link is judged for the machines and not for the job, so it is no finding of the job itself. A
+    node that was lost and is back, or was slow and is not, has no finding any more, and is not accused.
     """
     known = {(row["subject_type"], row["subject"]) for row in findings}
     more = [
@@ -67,6 +70,7 @@ def with_alerts(findings: Sequence[JsonObject], alerts: Sequence[JsonObject], jo
         if alert.get("state") == "firing"
         and alert.get("job") == job
         and alert["subject_type"] in (*_PARTS, "node")
+        and alert["kind"] not in _OF_AN_ATTEMPT
         and (alert["subject_type"], alert["subject"]) not in known
     ]
     return [*findings, *more]

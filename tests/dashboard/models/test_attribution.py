@@ -50,5 +50,13 @@ def test_a_flapping_link_that_only_an_alert_names_is_said_beside_the_findings():
     assert attribute(found).state(32, "n4") == "part"
 
 
+@pytest.mark.parametrize(
+    ("kind", "accuses"), [("node_lost", False), ("straggler", False), ("host_fault", True)]
+)
+def test_an_alert_outlives_what_the_job_itself_is_judged_for(kind, accuses):
+    alert = {**finding("node", "n1", kind=kind), "state": "firing", "job": "j"}
+    assert bool(accused(with_alerts([], [alert], "j"))) is accuses
+
+
 def test_nobody_is_accused_by_information_or_for_a_job():
     assert accused([finding("rank", "3", "info"), finding("job", "j")]) == []
