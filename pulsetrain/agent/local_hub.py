@@ -152,7 +152,7 @@ def _start(folder: Path, *, dashboard: bool) -> subprocess.Popen[bytes]:
     ports = ["--port", "0", *(["--dashboard-port", "0"] if dashboard else ["--no-dashboard"])]
     with (folder / "hub.log").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "pulsetrain.cli", "serve", "--data", str(folder), *ports],
+            [sys.executable, "-P", "-m", "pulsetrain.cli", "serve", "--data", str(folder), *ports],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

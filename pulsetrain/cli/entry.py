@@ -20,6 +20,7 @@ def main() -> None:
 
     The exit status is 2 for bad usage or a missing extra, 1 for other failures, 130 after Ctrl-C.
     """
+    open_closed_streams()
     if VARIABLE in os.environ:
         _complete()
     try:
@@ -38,6 +39,28 @@ def main() -> None:
         _fail(str(error), 2)
     except PulsetrainError as error:
         _fail(str(error), 1)
+
+
+def open_closed_streams() -> None:
+    """Put nothing in the place of standard streams that are closed, as after `2>&-`.
+
+    The next file that is opened would take their numbers, and what is said would go into it.
+    """
+    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None and not _is_open(fd):
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != fd:
+                os.dup2(opened, fd)
+                os.close(opened)
+            setattr(sys, name, os.fdopen(fd, mode, closefd=False))
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
 
 
 def _complete() -> None:

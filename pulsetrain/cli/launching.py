@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,7 +59,8 @@ def _launch(
         from pulsetrain.core.log import configure
 
     def say(line: str) -> None:
-        click.echo(f"pulsetrain: {line}", err=True)
+        with contextlib.suppress(OSError):  # who reads it may be gone: the job goes on
+            click.echo(f"pulsetrain: {line}", err=True)
 
     configure(level=level)
     options = launching.launch_options(flags, say, needs_hub=needs_hub, standby=standby)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from typing import Literal, TextIO, cast
@@ -17,7 +18,7 @@ def configure(*, level: Level = "info", as_json: bool | None = None) -> None:
     Lines are JSON where standard error is not a terminal, unless `as_json` says otherwise.
     """
     if as_json is None:
-        as_json = not sys.stderr.isatty()
+        as_json = sys.stderr is None or not sys.stderr.isatty()
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
     )
@@ -36,15 +37,21 @@ def configure(*, level: Level = "info", as_json: bool | None = None) -> None:
 
 
 class _StandardError:
-    """Standard error as it is when a line is written: while a bar is drawn, lines must appear above it."""
+    """Standard error as it is when a line is written: while a bar is drawn, lines must appear above it.
+
+    A line that cannot be written is lost. Who reads it may be gone, or its disk full, and nothing may end for
+    that.
+    """
 
     def write(self, text: str) -> None:
         """Write `text`."""
-        sys.stderr.write(text)
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(text)
 
     def flush(self) -> None:
         """Let nothing wait."""
-        sys.stderr.flush()
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()
 
 
 def _unchanged(

@@ -49,7 +49,7 @@ def command(port: int, *, address: str = "127.0.0.1", tls: tuple[str, str] | Non
     if tls is not None:
         options |= {"server.sslCertFile": tls[0], "server.sslKeyFile": tls[1]}
     flags = [f"--{name}={value}" for name, value in options.items()]
-    return [sys.executable, "-m", "pulsetrain.dashboard.process", "run", str(app), *flags]
+    return [sys.executable, "-P", "-m", "pulsetrain.dashboard.process", "run", str(app), *flags]
 
 
 def environment(hub_url: str, token: str, ca: str = "") -> dict[str, str]:

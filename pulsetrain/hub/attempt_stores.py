@@ -88,7 +88,7 @@ class AttemptStores:
         if self._child is not None:
             log.warning("store_process_ended", code=self._child.poll())
             self._end()
-        command = [sys.executable, "-m", "pulsetrain.hub.store_server", self._host, str(self._idle_s)]
+        command = [sys.executable, "-P", "-m", "pulsetrain.hub.store_server", self._host, str(self._idle_s)]
         try:
             self._child = subprocess.Popen(
                 command,

@@ -247,7 +247,7 @@ def dashboard(url: str, token: str, port: int, certificate: ServerCertificate | 
     files = certificate.files if certificate is not None else None
     command = launch.command(port, tls=(str(files.certificate), str(files.key)) if files else None)
     child = subprocess.Popen(
-        [sys.executable, "-m", "pulsetrain.hub.dashboard_process", str(os.getpid()), *command],
+        [sys.executable, "-P", "-m", "pulsetrain.hub.dashboard_process", str(os.getpid()), *command],
         env=os.environ | launch.environment(url, token, files.ca if files else ""),
         stdout=subprocess.DEVNULL,
         stderr=sys.stderr,

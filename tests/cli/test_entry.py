@@ -1,10 +1,12 @@
 """What a failed command prints, and its exit status."""
 
+import subprocess
 import sys
 
 import click
 import pytest
 
+from pulsetrain import __version__
 from pulsetrain.cli import main
 from pulsetrain.cli.extras import MissingExtraError
 from pulsetrain.cli.root import pulsetrain
@@ -55,3 +57,11 @@ def test_no_command_prints_the_help_and_is_bad_usage(monkeypatch, capsys):
         main()
     assert end.value.code == 2
     assert "Usage: " in capsys.readouterr().out
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("closed", ["<&-", "2>&-", "<&- 2>&-"])
+def test_a_command_works_where_standard_streams_are_closed(closed):
+    command = f"exec {sys.executable} -m pulsetrain.cli --version {closed}"
+    done = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, text=True, check=True, timeout=120)
+    assert __version__ in done.stdout

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
 import sys
 
 import pytest
@@ -29,6 +31,18 @@ def test_where_nobody_watches_each_event_is_one_json_object(capfd):
     (line,) = map(json.loads, logged(capfd))
     assert {"event": "rows_lost", "level": "warning", "rows": 3, "text": "two\nlines"}.items() <= line.items()
     assert line["timestamp"].endswith("Z")
+
+
+def test_a_line_that_nobody_can_take_is_lost_and_nothing_else(monkeypatch):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w", buffering=1) as broken:
+        monkeypatch.setattr(sys, "stderr", broken)
+        configure()
+        structlog.get_logger().error("nobody reads this")
+        monkeypatch.undo()
+        with contextlib.suppress(BrokenPipeError):
+            broken.close()
 
 
 def test_events_below_the_level_are_not_written(capfd):

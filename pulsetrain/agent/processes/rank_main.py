@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import errno
 import faulthandler
 import gc
@@ -48,9 +49,11 @@ def _exit(code: int) -> NoReturn:
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # the only way to wait as an interpreter's end does
         atexit._run_exitfuncs()
+        _close_archives()
         _flush_files()
         sys.stdout.flush()
         sys.stderr.flush()
+        ctypes.CDLL(None).fflush(None)  # what C printed
     finally:
         if code < 0:
             _end_by(-code)
@@ -62,6 +65,21 @@ def _end_by(signum: int) -> None:
     with contextlib.suppress(Exception):
         signal.signal(signum, signal.SIG_DFL)
         os.kill(os.getpid(), signum)
+
+
+def _close_archives() -> None:
+    """Close compressed files, archives and temporary files that the script left open, as the teardown would.
+
+    They end with something that is written when they are closed.
+    """
+    modules = ("gzip.GzipFile", "bz2.BZ2File", "lzma.LZMAFile", "zipfile.ZipFile")
+    named = [name.split(".") for name in (*modules, "tempfile._TemporaryFileCloser")]
+    kinds = tuple(getattr(sys.modules[module], kind) for module, kind in named if module in sys.modules)
+    found = [item for item in gc.get_objects() if issubclass(type(item), (io.TextIOWrapper, *kinds))]
+    for item in sorted(found, key=lambda item: not issubclass(type(item), io.TextIOWrapper)):
+        with contextlib.suppress(Exception):  # it may be closed, or its disk may be full
+            if issubclass(type(item), kinds) or isinstance(item.buffer, kinds):
+                item.close()
 
 
 def _flush_files() -> None:
@@ -104,16 +122,19 @@ def _set_names(env: dict[str, str]) -> None:
 
 
 class LossyFile(io.FileIO):
-    """A log file that loses what a full disk does not take: a rank must not fail because of it."""
+    """A log file that loses what its disk does not take: a rank must not fail because of it.
+
+    The disk may be full or away, or the file too large. A closed file is the script's own mistake.
+    """
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Write `data`. What a full disk refuses counts as written."""
+        """Write `data`. What the disk refuses counts as written."""
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                return len(memoryview(data).cast("B"))
-            raise
+            if error.errno in (None, errno.EBADF, errno.EAGAIN):
+                raise
+            return len(memoryview(data).cast("B"))
 
 
 def _open_output(stdout: int, stderr: int) -> None:
@@ -134,6 +155,8 @@ def _open_output(stdout: int, stderr: int) -> None:
 
 
 def _exec(argv: list[str]) -> int:
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python alone
+        signal.signal(ignored, signal.SIG_DFL)
     try:
         os.execvp(argv[0], argv)
     except OSError as error:
@@ -142,11 +165,19 @@ def _exec(argv: list[str]) -> int:
 
 
 def _reseed() -> None:
-    """Give this rank its own random numbers: forked ranks share the state of numpy's global generator."""
+    """Give this rank its own random numbers, as a new process has them.
+
+    Forked ranks share the state of the global generators of numpy and torch, in every attempt. On CUDA torch
+    begins with one and the same number in all processes.
+    """
     if "numpy" in sys.modules:
         import numpy as np
 
         np.random.seed()
+    if "torch" in sys.modules:
+        import torch
+
+        torch.default_generator.seed()
 
 
 def _install_collectors() -> None:
@@ -165,10 +196,10 @@ def _run(mode: str, target: str) -> int:
     """
     try:
         if mode == "module":
-            sys.path.insert(0, os.getcwd())
+            _search_first(os.getcwd())
             runpy.run_module(target, run_name="__main__", alter_sys=True)
         else:
-            sys.path.insert(0, str(Path(target).resolve().parent))
+            _search_first(str(Path(target).resolve().parent))
             # python gives a script's `__file__` in full: it is valid after a change of the folder
             runpy.run_path(str(Path(target).absolute()), run_name="__main__")
     except SystemExit as end:
@@ -178,6 +209,12 @@ def _run(mode: str, target: str) -> int:
         sys.excepthook(type(error), shown, shown.__traceback__)
         return -signal.SIGINT if type(error) is KeyboardInterrupt else 1
     return 0
+
+
+def _search_first(folder: str) -> None:
+    """As python does it with the folder of a script, unless it is told not to (`-P`, PYTHONSAFEPATH)."""
+    if not sys.flags.safe_path:
+        sys.path.insert(0, folder)
 
 
 def exit_code(status: object) -> int:

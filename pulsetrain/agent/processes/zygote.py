@@ -39,7 +39,10 @@ log = structlog.get_logger()
 OnExit = Callable[[int], None]
 
 # Not `-m`: that would put the user's folder on the path, and it may hold a json.py of the user's own.
-BOOT = "import sys; del sys.path[0]; from pulsetrain.agent.processes.zygote_main import main; main()"
+BOOT = (
+    "import sys; sys.flags.safe_path or sys.path.pop(0); "
+    "from pulsetrain.agent.processes.zygote_main import main; main()"
+)
 FORK_TIMEOUT_S = 10.0
 READY_TIMEOUT_S = 120.0
 READ_TIMEOUT_S = 1.0

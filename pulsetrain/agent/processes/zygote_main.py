@@ -40,6 +40,8 @@ PRELOAD = (
     "pulsetrain.checkpoint.checkpointer",
     "pulsetrain.agent.processes.rendezvous",
 )
+FOR_RANKS = (signal.SIGTERM, signal.SIGINT)
+_INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
@@ -81,9 +83,12 @@ def preload(modules: Sequence[str], path: Sequence[str]) -> float:
     # torch then asks the driver for GPUs, not the runtime: a CUDA context does not survive a fork
     set_by_us = _NVML_CHECK not in os.environ
     os.environ.setdefault(_NVML_CHECK, "1")
+    cache = os.environ.get(_INDUCTOR_CACHE)
     for module in PRELOAD:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(module)
+    if cache is None:
+        os.environ.pop(_INDUCTOR_CACHE, None)  # torch sets it, and a script's `setdefault` would do nothing
     sys.path[:0] = path
     for module in modules:
         importlib.import_module(module)
@@ -100,6 +105,9 @@ class RequestLoop:
     def __init__(self, channel: ZygoteChannel) -> None:
         self._channel = channel
         self._children: set[int] = set()
+        # A signal for all processes of a service is for the agent and the ranks. If this one died of it, the
+        # kernel would kill the ranks while they save. The agent's end ends it.
+        self._handlers = {each: signal.signal(each, signal.SIG_IGN) for each in FOR_RANKS}
         self._wakeup, self._signalled = socket.socketpair()
         for end in (self._wakeup, self._signalled):
             end.setblocking(False)
@@ -158,6 +166,8 @@ class RequestLoop:
         zygote_protocol.die_with(zygote)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for each, handler in self._handlers.items():
+            signal.signal(each, handler)
         self._selector.close()
         self._channel.close()
         self._wakeup.close()

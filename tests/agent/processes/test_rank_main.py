@@ -33,6 +33,7 @@ def test_what_a_script_left_in_the_buffer_of_an_open_file_is_written(tmp_path, m
     ended = []
     monkeypatch.setattr(threading, "_shutdown", lambda: None)
     monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: None)
+    monkeypatch.setattr(rank_main, "_close_archives", lambda: None)  # pytest's own stay open
     monkeypatch.setattr(os, "_exit", ended.append)
     with (tmp_path / "log.csv").open("w") as log, (tmp_path / "raw").open("wb") as raw:
         log.write("1,0.5\n")
@@ -54,6 +55,7 @@ def test_where_the_signal_is_blocked_the_status_is_a_shells(monkeypatch):
     ended = []
     monkeypatch.setattr(threading, "_shutdown", lambda: None)
     monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: None)
+    monkeypatch.setattr(rank_main, "_close_archives", lambda: None)  # pytest's own stay open
     monkeypatch.setattr(rank_main, "_end_by", lambda signum: None)
     monkeypatch.setattr(os, "_exit", ended.append)
     rank_main._exit(-signal.SIGINT)

@@ -1,5 +1,6 @@
 """The zygote and what it forks, with real torch in real processes."""
 
+import gzip
 import json
 import os
 import queue
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -285,6 +287,43 @@ def test_a_service_lives_on_and_each_store_is_new(zygote):
         assert alive(pid)
         zygote.signal(pid, signal.SIGKILL)
         assert until(lambda pid=pid: not alive(pid))
+
+
+@pytest.mark.integration
+def test_each_rank_has_random_numbers_of_its_own(zygote, tmp_path):
+    text = "import random, numpy, torch\nprint(torch.initial_seed(), random.random(), numpy.random.rand())"
+    drawn = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        drawn.append(Ran(zygote, tmp_path / name, text).out.read_text().split())
+    assert all(one != other for one, other in zip(*drawn, strict=True)), drawn
+
+
+@pytest.mark.integration
+def test_a_signal_for_all_processes_reaches_the_ranks_and_not_the_zygote(zygote, tmp_path):
+    os.kill(zygote.pid, signal.SIGTERM)
+    os.kill(zygote.pid, signal.SIGINT)
+    text = "from signal import *\nprint(getsignal(SIGTERM) == SIG_DFL, getsignal(SIGINT) != SIG_IGN)"
+    assert Ran(zygote, tmp_path, text).out.read_text() == "True True\n"
+    assert not zygote.dead
+
+
+@pytest.mark.integration
+def test_what_ends_with_a_trailer_is_whole_though_the_script_left_it_open(zygote, tmp_path):
+    text = (
+        "import gzip, zipfile, tempfile, ctypes\n"
+        "def cycle(): return packed, archive, temporary\n"
+        "packed = gzip.open('a.gz', 'wt'); packed.write('whole')\n"
+        "archive = zipfile.ZipFile('a.zip', 'w'); archive.writestr('name', 'whole')\n"
+        "temporary = tempfile.NamedTemporaryFile(dir='.', prefix='left')\n"
+        "ctypes.CDLL(None).printf(b'from C')\n"
+    )
+    ran = Ran(zygote, tmp_path, text)
+    assert gzip.decompress((tmp_path / "a.gz").read_bytes()) == b"whole"
+    with zipfile.ZipFile(tmp_path / "a.zip") as archive:
+        assert archive.read("name") == b"whole"
+    assert not list(tmp_path.glob("left*"))
+    assert ran.out.read_text() == "from C"
 
 
 @pytest.mark.integration
