@@ -18,6 +18,7 @@ from typing import TypedDict, cast
 from pulsetrain.agent.launch_options import HubOptions
 from pulsetrain.agent.processes import zygote_protocol
 from pulsetrain.core.errors import PulsetrainError
+from pulsetrain.core.process_identity import is_process, process_identity
 from pulsetrain.protocol.client import HubAddress, data_folder, find_hub
 
 START_TIMEOUT_S = 60.0
@@ -133,7 +134,7 @@ def _guest(folder: Path) -> Iterator[None]:
     mark = folder / "guests" / str(os.getpid())
     with contextlib.suppress(OSError):  # a full disk: the run goes on without the mark
         mark.parent.mkdir(exist_ok=True)
-        mark.touch()
+        mark.write_text(process_identity(os.getpid()))
     try:
         yield
     finally:
@@ -142,9 +143,17 @@ def _guest(folder: Path) -> Iterator[None]:
 
 def _guests(folder: Path) -> list[int]:
     """Pids of the processes that use the hub and live."""
-    marks = folder / "guests"
-    pids = [int(mark.name) for mark in marks.iterdir() if mark.name.isdigit()] if marks.is_dir() else []
-    return [pid for pid in pids if pid != os.getpid() and _runs(pid)]
+    marks = [mark for mark in (folder / "guests").glob("*") if mark.name.isdigit()]
+    pids = [int(mark.name) for mark in marks if is_process(int(mark.name), _text(mark))]
+    return [pid for pid in pids if pid != os.getpid()]
+
+
+def _text(mark: Path) -> str:
+    """What a guest wrote of itself, "" where it could not."""
+    try:
+        return mark.read_text()
+    except OSError:
+        return ""
 
 
 def _start(folder: Path, *, dashboard: bool) -> subprocess.Popen[bytes]:
@@ -188,16 +197,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 def _alive(facts: Path) -> bool:
     """Whether the process that wrote `facts` still runs; a hub that was killed leaves its file."""
     try:
-        return _runs(int(json.loads(facts.read_text())["pid"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        found = json.loads(facts.read_text())
+        return is_process(int(found["pid"]), str(found.get("process", "")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return True
-    except (OSError, OverflowError):
-        return False
-    return True

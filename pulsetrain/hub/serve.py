@@ -22,6 +22,7 @@ from pulsetrain.core.clock import SystemClock
 from pulsetrain.core.errors import PulsetrainError, Unavailable, UsageError
 from pulsetrain.core.open_files import allow_many_open_files
 from pulsetrain.core.private_file import replace_private
+from pulsetrain.core.process_identity import process_identity
 from pulsetrain.core.process_title import set_process_title
 from pulsetrain.core.supervisor import TaskSupervisor
 from pulsetrain.dashboard import launch
@@ -216,7 +217,8 @@ def kept_token(data: Path) -> str:
 
 def write_address(data: Path, facts: dict[str, object]) -> None:
     """hub.json for clients on this machine, readable by its owner alone, never half written."""
-    replace_private(data / "hub.json", json.dumps(facts))
+    told = {**facts, "process": process_identity(os.getpid())}
+    replace_private(data / "hub.json", json.dumps(told))
 
 
 @contextlib.contextmanager

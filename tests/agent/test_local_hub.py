@@ -95,6 +95,13 @@ def test_a_hub_that_ends_at_once_is_quoted(tmp_path):
         _await_facts(Process(returncode=2), tmp_path, 10)
 
 
+def test_a_process_that_has_the_pid_of_another_machines_hub_is_no_hub(tmp_path, environ):
+    serves(tmp_path / "given", "http://there:1")
+    file = tmp_path / "given" / "hub.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"process": "another-boot pid:[1] 7"}))
+    assert known_hub(HubOptions(), tmp_path / "given", environ) is None
+
+
 def guest(folder, pid):
     (folder / "guests").mkdir(exist_ok=True)
     (folder / "guests" / str(pid)).touch()

@@ -2,12 +2,14 @@
 
 import contextlib
 import json
+import os
 import socket
 import stat
 
 import pytest
 
 from pulsetrain.core.errors import UsageError
+from pulsetrain.core.process_identity import is_process
 from pulsetrain.hub.serve import bind, kept_token, make_folder, write_address
 
 
@@ -25,7 +27,9 @@ def test_the_token_of_a_folder_is_made_once_and_only_its_owner_may_read_it(tmp_p
 def test_the_address_file_is_replaced_whole(tmp_path):
     write_address(tmp_path, {"url": "http://a", "token": "x"})
     write_address(tmp_path, {"url": "http://b"})
-    assert json.loads((tmp_path / "hub.json").read_text()) == {"url": "http://b"}
+    written = json.loads((tmp_path / "hub.json").read_text())
+    assert is_process(os.getpid(), written.pop("process"))
+    assert written == {"url": "http://b"}
     assert mode(tmp_path / "hub.json") == 0o600
     assert [p.name for p in tmp_path.iterdir()] == ["hub.json"]
 

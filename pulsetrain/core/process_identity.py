@@ -1,0 +1,33 @@
+"""Which process a pid in a file means: by now it may be another one's, or it is one of another machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+def process_identity(pid: int, proc: Path = PROC) -> str:
+    """What one process has alone: boot of the host, PID namespace, time of its start. "" where unknown.
+
+    Containers that share a folder have each other's pids, and so has a machine that was started anew.
+    """
+    try:
+        boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
+        namespace = os.readlink(proc / "self/ns/pid")
+        fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        return f"{boot} {namespace} {fields[19]}"
+    except (OSError, IndexError):
+        return ""
+
+
+def is_process(pid: int, identity: str) -> bool:
+    """Whether a process that runs here is the one that wrote its identity. "": it wrote none."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        pass  # somebody else's
+    except (OSError, OverflowError):
+        return False
+    return not identity or process_identity(pid) in ("", identity)
