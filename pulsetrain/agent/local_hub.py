@@ -27,11 +27,13 @@ POLL_S = 0.5
 
 
 class HubFacts(TypedDict):
-    """What a running hub writes into hub.json. `dashboard` and `ca` are "" where it has none."""
+    """What a running hub writes into hub.json. `dashboard` and `ca` are "" where it has none. `process` is
+    the hub's `process_identity`."""
 
     url: str
     token: str
     pid: int
+    process: str
     dashboard: str
     ca: str
 

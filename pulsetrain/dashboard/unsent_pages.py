@@ -17,8 +17,8 @@ Queue = Any
 Clear = Callable[..., None]
 
 
-def sent_from(messages: Sequence[Any]) -> int:
-    """How many messages stand before the end of the last run of a whole page, that end included."""
+def through_last_page_end(messages: Sequence[Any]) -> int:
+    """How many messages there are up to the end of the last run of a whole page, that end included."""
     from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 
     ends = [
@@ -39,7 +39,7 @@ def keeping_pages(clear: Clear) -> Clear:
     ) -> None:
         kept = []
         if retain_lifecycle_msgs and fragment_ids_this_run is not None:
-            count = sent_from(queue._queue)
+            count = through_last_page_end(queue._queue)
             kept, queue._queue = queue._queue[:count], queue._queue[count:]
         clear(queue, retain_lifecycle_msgs, fragment_ids_this_run)
         queue._queue[:0] = kept  # new messages are not put into the place of earlier ones after it

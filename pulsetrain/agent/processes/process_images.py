@@ -182,7 +182,7 @@ class ProcessImages:
         `on_exit` is called with the exit code of each process once it ends. The image stays in any case.
         """
         folder = self._folder / manifest.name
-        taken = [pid for pid in manifest.processes.values() if Path(f"/proc/{pid}").exists()]
+        taken = [pid for pid in manifest.processes.values() if _is_there(pid)]
         if taken:
             _drop_pages(folder)
             raise Unavailable(f"image {manifest.name!r}: pid {taken[0]} is in use")
