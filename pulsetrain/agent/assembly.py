@@ -18,6 +18,7 @@ from pulsetrain.agent.node import NodeParts
 from pulsetrain.agent.processes.process_images import ProcessImages
 from pulsetrain.agent.processes.rank import NodeIdentity
 from pulsetrain.agent.processes.ranks import Ranks
+from pulsetrain.agent.processes.replay_ranks import ReplayRanks
 from pulsetrain.agent.processes.zygote import ZygoteHolder
 from pulsetrain.agent.recorder import Recorder, RecorderPeriods
 from pulsetrain.agent.shared_ticks import SharedTicks
@@ -76,11 +77,12 @@ def assemble(setup: AgentSetup, zygotes: ZygoteHolder) -> Iterator[Agent]:
         recorder = _recorder(setup, lines, checkpoints, hardware, inspector, lambda: agent.node.ranks)
         images = ProcessImages(setup.folder, allowed=config.images)
         images.tidy()
+        logs = setup.options.output.log_dir or setup.folder / "logs"
         ranks = partial(
             Ranks,
             identity,
             setup.options.program,
-            setup.options.output.log_dir or setup.folder / "logs",
+            logs,
             ring_slots=config.ring_slots,
             keeps=lambda: not images.possible,
             squash_every=config.squash_compare_steps if config.squash else 0,
@@ -93,6 +95,7 @@ def assemble(setup: AgentSetup, zygotes: ZygoteHolder) -> Iterator[Agent]:
             machine=hardware.health,
             images=images,
             environ=setup.options.environ,
+            replays=ReplayRanks(setup.options.replay, logs),
             loops=lambda: (
                 shipper.loop,
                 *checkpoints.loops,

@@ -20,6 +20,7 @@ from pulsetrain.agent.link import SendReply
 from pulsetrain.agent.processes.process_images import Manifest, ProcessImages, arena_of
 from pulsetrain.agent.processes.rank import NodeIdentity, Rank
 from pulsetrain.agent.processes.ranks import Ranks
+from pulsetrain.agent.processes.replay_ranks import ReplayRanks
 from pulsetrain.agent.processes.zygote import Zygote
 from pulsetrain.agent.store_check import why_unreachable
 from pulsetrain.agent.world_part import world_of
@@ -51,6 +52,7 @@ from pulsetrain.protocol.messages import (
     Ping,
     Profile,
     ReadRas,
+    ReplayCheck,
     Reply,
     SaveFrom,
     SelfCheck,
@@ -131,6 +133,7 @@ class Commands:
         images: ProcessImages | None = None,
         environ: Mapping[str, str] | None = None,
         settings: SettingsKeeper | None = None,
+        replays: ReplayRanks | None = None,
         port_speed: Callable[[str], float] = speed_of_address,
     ) -> None:
         self._node, self._checkpoints = node, checkpoints
@@ -146,6 +149,7 @@ class Commands:
         self._arenas: dict[int, int] = {}
         self._stores: dict[str, int] = {}
         self._checks = CheckCommands()
+        self.replays = replays or ReplayRanks()
         self._port_speed = port_speed
 
     @property
@@ -176,6 +180,7 @@ class Commands:
         Raises `Unavailable` where one does not die, and `RanksRun` where their image is gone.
         """
         epoch = self._epoch = next(self._epochs)
+        self.replays.end(self._node.zygote)
         with self._ranks_lock:
             ranks, zygote = self._node.ranks, self._node.zygote
             if stop is not None and stop.image and ranks.alive and not self._images.keeps(stop.image):
@@ -241,7 +246,7 @@ class Commands:
 
     def _kept_settings(self, command: Command) -> contextlib.AbstractContextManager[None]:
         """Checks that use GPUs leave their clocks and power limits as they were, also if they are killed."""
-        touches = isinstance(command, SelfCheck | PairCheck | ArithmeticCheck)
+        touches = isinstance(command, SelfCheck | PairCheck | ArithmeticCheck | ReplayCheck)
         return self._settings.kept() if touches else contextlib.nullcontext()
 
     def _dispatch(self, command: Command) -> JsonObject:
@@ -272,6 +277,8 @@ class Commands:
                 return self._pair_check(command)
             case LinkSink() | LinkSend() | ArithmeticCheck():
                 return self._check(command)
+            case ReplayCheck():
+                return self.replays.run(self._node.zygote, self._node.identity, command)
             case DumpStacks():
                 wanted = [r for r in self._node.ranks.alive if not command.ranks or r.rank in command.ranks]
                 pids = {r.rank: r.pid for r in wanted[: 1 if command.first_only else None]}

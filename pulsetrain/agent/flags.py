@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, TypeVar, cast
 
@@ -18,6 +20,7 @@ from pulsetrain.recovery.pool.demand import TIERS
 if TYPE_CHECKING:  # the agent takes most of a command's start
     from pulsetrain.agent.launch import Say
     from pulsetrain.agent.launch_options import HubOptions, LaunchOptions
+    from pulsetrain.agent.processes.rank import Program
     from pulsetrain.agent.processes.zygote_protocol import Mode
 
 Command = TypeVar("Command", bound=Callable[..., object])
@@ -137,6 +140,12 @@ _OURS = (
         help="Persist checkpoints here: a folder that all nodes share, or s3://...",
     ),
     click.option(
+        "--replay",
+        metavar="COMMAND",
+        help="Script and arguments that train a few steps and write nothing, to find out which node makes "
+        "training fail.",
+    ),
+    click.option(
         "--no-auto", is_flag=True, help="Record only what the script says: infer no steps, phases, numbers."
     ),
     click.option("--quiet", is_flag=True, help="Do not echo what ranks print."),
@@ -183,6 +192,7 @@ class LaunchFlags(TypedDict):
     kafka: str | None
     config: str | None
     checkpoints: str | None
+    replay: str | None
     no_auto: bool
     quiet: bool
 
@@ -208,8 +218,9 @@ def launch_options(
     min_nnodes, nnodes = sizes
     _check_unit(sizes, flags["node_unit"], flags["node_unit_min"])
     _check_torchrun_flags(given, say, alone=nnodes == 1)
+    program = Program(argv=(flags["script"], *flags["args"]), mode=_mode(flags), role=flags["role"])
     return LaunchOptions(
-        program=Program(argv=(flags["script"], *flags["args"]), mode=_mode(flags), role=flags["role"]),
+        program=program,
         hub=_hub(flags, nnodes, needs_hub=needs_hub),
         node=NodeOptions(
             job=flags["job"] or flags["rdzv_id"] or (f"{step.job}-{script}" if step.job else ""),
@@ -234,6 +245,7 @@ def launch_options(
         data=flags["data"] and flags["data"].expanduser().absolute(),
         config=_path(flags["config"]),
         checkpoints=flags["checkpoints"],
+        replay=_replay(flags["replay"], program),
         auto=not flags["no_auto"],
         kafka=flags["kafka"],
     )
@@ -243,6 +255,22 @@ def _mode(flags: LaunchFlags) -> Mode:
     if flags["module"] and flags["no_python"]:
         raise UsageError("--module and --no-python exclude each other")
     return "module" if flags["module"] else "exec" if flags["no_python"] else "script"
+
+
+def _replay(text: str | None, program: Program) -> Program | None:
+    """What replays a part of training. Its first word is a script, or with --no-python a program."""
+    if text is None:
+        return None
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--replay={text}: {str(error).lower()}") from error
+    mode = program.mode
+    if mode != "exec":
+        mode, words = ("module", words[1:]) if words[:1] == ["-m"] else ("script", words)
+    if not words:
+        raise UsageError(f"--replay={text}: allowed: SCRIPT ARGS, or -m MODULE ARGS")
+    return replace(program, argv=tuple(words), mode=mode)
 
 
 def _hub(flags: LaunchFlags, nnodes: int, *, needs_hub: bool) -> HubOptions:

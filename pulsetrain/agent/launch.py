@@ -34,6 +34,8 @@ Say = Callable[[str], None]
 def launch(options: LaunchOptions, say: Say) -> Outcome:
     """Run the agent until the job is over. Raises `UsageError` for what cannot be used."""
     check_program(options.program)
+    if options.replay is not None:
+        check_program(options.replay, "--replay: ")
     file = read_toml(options.config) if options.config else {}
     with contextlib.ExitStack() as stack:
         hub = None

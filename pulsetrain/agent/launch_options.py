@@ -85,6 +85,8 @@ class LaunchOptions:
     """A TOML file."""
     checkpoints: str | None = None
     """Where checkpoints are persisted."""
+    replay: Program | None = None
+    """What is trained where a fault is replayed. None: a training of the project's own."""
     kafka: str | None = None
     """Brokers that get the records instead of the hub."""
     auto: bool = True

@@ -20,6 +20,7 @@ from pulsetrain.agent.link import Link, SendReply
 from pulsetrain.agent.processes.process_images import ProcessImages
 from pulsetrain.agent.processes.rank import NodeIdentity, Rank
 from pulsetrain.agent.processes.ranks import Ranks
+from pulsetrain.agent.processes.replay_ranks import ReplayRanks
 from pulsetrain.agent.processes.zygote import Zygote, ZygoteHolder
 from pulsetrain.collectors.machine.activity import ActivityMeter
 from pulsetrain.core.errors import PulsetrainError
@@ -72,6 +73,7 @@ class NodeParts:
 
     `ranks` makes the node's ranks; it gets a function to call with each rank that ends. `loops` gives the
     statuses of the loops that belong to none of the other parts. `environ` is the environment of the ranks.
+    `replays` are the ranks that replay training for a check.
     """
 
     ranks: Callable[[Callable[[Rank], None]], Ranks]
@@ -82,6 +84,7 @@ class NodeParts:
     images: ProcessImages = field(default_factory=lambda: ProcessImages(Path("."), allowed="never"))
     loops: Callable[[], Iterable[LoopStatus]] = tuple
     environ: Mapping[str, str] = field(default_factory=dict)
+    replays: ReplayRanks = field(default_factory=ReplayRanks)
 
 
 class Node:
@@ -109,7 +112,9 @@ class Node:
         self._parts = parts
         self._attempt = AttemptState(identity.node)
         self._activity = ActivityMeter()
-        self._commands = Commands(self, parts.checkpoints, images=parts.images, environ=parts.environ)
+        self._commands = Commands(
+            self, parts.checkpoints, images=parts.images, environ=parts.environ, replays=parts.replays
+        )
         self._heartbeats = HeartbeatSender(
             identity, self._state, (self.link.send_heartbeat, parts.recorder.heartbeat)
         )
@@ -244,6 +249,7 @@ class Node:
             dump_lacks=self._parts.images.lacks,
             takes_world_part=True,
             devices=identity.devices,
+            replays=self._parts.replays.kind,
         )
         return (hello, *self._attempt.exits)
 

@@ -10,7 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+import structlog
+
 from pulsetrain.collectors.machine.tail import without_rank
+
+log = structlog.get_logger()
 
 CHUNK_BYTES = 1 << 16
 TAIL_BYTES = 16384
@@ -29,6 +33,16 @@ def last_lines(path: Path, count: int) -> tuple[str, ...]:
         return ()
     lines = (without_rank(line.rstrip()) for line in text.splitlines())
     return tuple(line for line in lines if line.strip())[-count:]
+
+
+def open_log(path: Path) -> int:
+    """The file to write to. /dev/null where a full or broken disk refuses it: ranks run all the same."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o644)
+    except OSError as error:
+        log.warning("output_lost", path=str(path), error=error.strerror)
+        return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
 
 @dataclass(kw_only=True)

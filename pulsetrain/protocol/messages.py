@@ -206,7 +206,8 @@ class Hello:
     `host` names the machine, "" if unknown. `tier` is what a pool promises the job. `takes_world_part`: a
     launch may tell it a part of the world. `restoring` is the attempt whose ranks it brings back from their
     image, -1 for none. `node_rank` and `world_nodes` are then those of that attempt. On `devices` its ranks
-    take turns where the hub wants nothing else, 0: each has one.
+    take turns where the hub wants nothing else, 0: each has one. `replays` says what it trains where training
+    is replayed: "own" for the project's own, "command" for what it was given, "" for nothing.
     """
 
     node: str
@@ -234,6 +235,7 @@ class Hello:
     takes_world_part: bool = False
     restoring: int = -1
     devices: int = 0
+    replays: Literal["", "own", "command"] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -589,6 +591,26 @@ class ArithmeticCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReplayCheck:
+    """Train for a while with these peers, and tell whether that failed. `members` are nodes, in rank order.
+
+    Each node has as many ranks as in the job. With `command` they run what the agent was given for it, else
+    the project's own training (`diagnostics.replay`) for `seconds`. `number` tells replays of a job apart.
+    `data` of the reply is {"ok": bool, "error": str, "seconds": float, "log": str}, with the folder of the
+    ranks' output. Ranks that still run after `timeout_s` have failed. 0: end the replay that runs, reply {}.
+    """
+
+    id: int
+    members: tuple[str, ...] = ()
+    store_address: str = ""
+    store_port: int = 0
+    number: int = 0
+    seconds: float = 20.0
+    timeout_s: float = 0.0
+    command: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class DumpStacks:
     """Read where the Python code of this node's ranks stands. The ranks are not disturbed.
 
@@ -658,7 +680,7 @@ CONFIRM_HEADER = "Pulsetrain-Confirm"
 """Of the hub's answer to a new connection: it may lose the lead, so its commands have to be confirmed."""
 
 Report = Hello | Heartbeat | RankExit | FirstStep | Leaving | Reply | Confirm
-Checks = SelfCheck | PairCheck | LinkSink | LinkSend | ArithmeticCheck
+Checks = SelfCheck | PairCheck | LinkSink | LinkSend | ArithmeticCheck | ReplayCheck
 Moves = SaveFrom | ShareDevices | HoldRanks | DumpRanks
 Command = Ping | HostStore | Start | Stop | Moves | Checks | DumpStacks | ReadRas | Profile | Leave
 Message = Report | Command | Confirmed

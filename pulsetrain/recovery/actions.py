@@ -19,6 +19,7 @@ from pulsetrain.recovery import (
     link_actions,
     moving,
     repeat_faults,
+    replays,
     responses,
     resume_nodes,
     scheduling,
@@ -108,6 +109,7 @@ async def check(job: JobState) -> Outcome:
     await resume_nodes.checked_first(job)
     here = [n for n in members.active() + members.standbys() if n.name != going]
     nodes = [n for n in here if resume_nodes.may_be_checked(job, n)]
+    unexplained = job.restarts.unexplained
     level, why_level = _check_level(job, fault)
     thorough = LEVELS[level] if level else None
     report = await checks.run(nodes, job.services.policy, job.next_id, level=thorough)
@@ -121,6 +123,12 @@ async def check(job: JobState) -> Outcome:
     members.failed |= await arithmetic_checks.at_a_stop(job)
     members.failed |= await link_actions.at_a_stop(job)
     members.failed |= repeat_faults.at_a_stop(job)
+    if fault is not None and arithmetic_checks.explains(job, fault):
+        job.restarts.unexplained += 1
+    if job.restarts.unexplained > max(1, unexplained) and not members.failed:
+        members.failed |= await replays.at_a_stop(job)
+        if members.failed:
+            job.restarts.unexplained = 0
     job.keep_restarts()
     job.write("self_check", {**report.detail(), "level": level, "why_this_level": why_level})
     why = _stuck(job)
@@ -177,8 +185,8 @@ def _check_level(job: JobState, fault: Fault | None) -> tuple[str, str]:
     """How thoroughly nodes are checked, and why. "": each node by itself.
 
     The ladder is that of ByteRobust (arXiv 2509.16293, section 4): trouble that a machine is sure of evicts
-    without a diagnosis. A fault that names nobody asks for checks. The second time it asks for a replay
-    there, and for the full checks here.
+    without a diagnosis. A fault that names nobody asks for checks. The second time it asks for the full ones,
+    and for a replay where they find nobody.
     """
     if fault is not None and fault.event is Event.RESUME:
         return "", "the job was pre-empted, nothing was wrong"
@@ -197,7 +205,7 @@ def _check_level(job: JobState, fault: Fault | None) -> tuple[str, str]:
         return level, "more than one process is in doubt"
     job.restarts.unexplained += 1
     if job.restarts.unexplained > 1:
-        return "full", "again a fault that names nobody: full checks take the place of a replay"
+        return "full", "again a fault that names nobody"
     return level, "a fault that names nobody"
 
 
@@ -284,7 +292,8 @@ async def _evict(job: JobState, node: Node, reason: str) -> None:
     healthy = sum(n.name not in job.members.failed for n in present)  # those evicted before are in both
     refusal = job.budget.refusal(now_s=now_s, known=len(present), healthy=healthy)
     machines = job.hardware.open.keys() | job.arithmetic.wrong.keys()
-    if job.recovery is not None and job.recovery.users_own and node.name not in machines:
+    replayed = job.recovery.replay_named if job.recovery is not None else frozenset()
+    if job.recovery is not None and job.recovery.users_own and node.name not in machines | replayed:
         refusal = "an exception of the user's own code never evicts a node"
     if refusal:
         job.write("eviction_refused", {"reason": reason, "why_not": refusal}, node=node.name)

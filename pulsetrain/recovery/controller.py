@@ -8,6 +8,7 @@ import structlog
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.supervisor import FailureCollector, TaskSupervisor
+from pulsetrain.diagnostics.replay_groups import MOST_PHASES
 from pulsetrain.protocol.messages import FirstStep, Heartbeat, Hello, Leaving, RankExit, Reply, Report
 from pulsetrain.recovery.device_resizing import ResizePreview
 from pulsetrain.recovery.eviction import EvictionPreview, preview
@@ -92,7 +93,9 @@ class Controller:
         )
         if hello.nnodes > 1:
             self._services.stores.prepare()
-        limit_s = self._services.policy.start_timeout_s + STUCK_MARGIN_S
+        policy = self._services.policy
+        longest_s = max(policy.start_timeout_s, MOST_PHASES * (policy.replay_limit_s + policy.replay_s))
+        limit_s = longest_s + STUCK_MARGIN_S
         self._loops.add(f"job {job.name}", job.turn, stale_after_s=limit_s)
         return job
 

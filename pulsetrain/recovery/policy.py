@@ -53,6 +53,15 @@ class Policy:
 
     light finds faulty nodes and links in 10 s, full also slow nodes in 2 minutes. With GPUs that do not
     answer they take up to 40 s and a minute more."""
+    replay_s: float = 20.0
+    """How long nodes train in each phase of a replay, where a fault that names nobody comes again and checks
+    find nobody. 0: there is none."""
+    replay_limit_s: float = 120.0
+    """How long the command of `pulsetrain run --replay` may take. One that takes longer has failed."""
+    replay_nodes: int = 0
+    """How many nodes replay together. 0: two, or each by itself where there are fewer than four.
+
+    A command that shares a model among N nodes needs a multiple of N, and as many groups as nodes in each."""
     link_check_mbit: float = 0.0
     """Mbit/s that each transfer takes at most where links are measured at a stop. 0 is no limit."""
     stepless_s: float = 30.0
@@ -123,9 +132,9 @@ class Policy:
     def __post_init__(self) -> None:
         if not 0 <= self.min_healthy_ratio <= 1:
             raise ValueError(f"min_healthy_ratio = {self.min_healthy_ratio}: allowed 0 to 1")
-        at_least_0 = ("evictions_per_hour", "no_progress_attempts", "faults_of_a_node")
+        at_least_0 = ("evictions_per_hour", "no_progress_attempts", "faults_of_a_node", "replay_nodes")
         silences = ("silent_node_s", "starting_silence_s", "hang_patience_s", "pause_patience_s")
-        checked = ("arithmetic_check_s", "link_check_mbit")
+        checked = ("arithmetic_check_s", "link_check_mbit", "replay_s", "replay_limit_s")
         periods = (
             "standby_check_s",
             "promotion_check_s",

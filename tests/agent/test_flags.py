@@ -96,3 +96,23 @@ def test_a_relative_data_folder_is_that_of_the_command(parse):
 def test_nothing_is_inferred_where_the_flag_says_so(parse):
     assert parse("t.py")[0].auto
     assert not parse("--no-auto", "t.py")[0].auto
+
+
+@pytest.mark.parametrize(
+    ("flags", "argv", "mode"),
+    [
+        (["--replay", "small.py --out '/a b'"], ("small.py", "--out", "/a b"), "script"),
+        (["--replay", "-m pack.small 3", "-m"], ("pack.small", "3"), "module"),
+        (["--replay", "small --x", "--no-python"], ("small", "--x"), "exec"),
+    ],
+)
+def test_what_is_replayed_to_find_a_faulty_node(parse, flags, argv, mode):
+    replay = parse(*flags, "train.py", "--layers", "96")[0].replay
+    assert (replay.argv, replay.mode) == (argv, mode)
+    assert parse("train.py")[0].replay is None
+
+
+@pytest.mark.parametrize("text", ["", "-m", "small.py 'x"])
+def test_a_replay_that_names_no_script_is_refused(parse, text):
+    with pytest.raises(UsageError, match="--replay="):
+        parse("--replay", text, "train.py")

@@ -24,6 +24,7 @@ from pulsetrain.protocol.messages import (
     PairCheck,
     RankExit,
     RankStatus,
+    ReplayCheck,
     Reply,
     SelfCheck,
     ShareDevices,
@@ -166,6 +167,7 @@ class FakeAgent:
     def __init__(self, controller, hello, *, sick=False, mute=(), stepless=False):
         self.controller, self.hello, self.sick, self.mute = controller, hello, sick, mute
         self.link_rate, self.wrong, self.port_speed = 1.0, {}, 0.0
+        self.replay_fails_with, self.waits_in_replay, self.waiting = frozenset(), frozenset(), None
         self.deaf = False
         self.stepless, self.worked = stepless, 0
         self.commands = []
@@ -196,12 +198,24 @@ class FakeAgent:
 
     def handle(self, command):
         data, error = {}, ""
+        if isinstance(command, ReplayCheck) and self.waits_in_replay & {*command.members}:
+            self.waiting = command
+            return
         if isinstance(command, HostStore):
             data = {"port": 4242}
         elif isinstance(command, SelfCheck):
             data = {"ok": not self.sick, "failed": ["gemm"] if self.sick else []}
         elif isinstance(command, PairCheck):
             data = {"ok": not self.deaf, "seconds": 0.1}
+        elif isinstance(command, ReplayCheck):
+            if self.waiting is not None:
+                ended = {"ok": False, "error": "ended by the hub", "seconds": 9.0}
+                self.controller.received(
+                    self.node, Reply(id=self.waiting.id, node=self.hello.node, data=ended)
+                )
+                self.waiting = None
+            broken = sorted({*command.members} & self.replay_fails_with)
+            data = {"ok": not broken, "error": f"rank 0: loss is nan beside {broken}" if broken else ""}
         elif isinstance(command, LinkSink):
             data = {"port": 4243, "speed_bits_per_s": self.port_speed}
         elif isinstance(command, LinkSend):
@@ -392,6 +406,7 @@ class Fleet:
         host="",
         tier="standard",
         devices=0,
+        replays="own",
         **agent,
     ):
         hello = Hello(
@@ -415,6 +430,7 @@ class Fleet:
             dump_lacks=dump_lacks,
             standby=standby,
             devices=devices,
+            replays=replays,
         )
         return FakeAgent(self.controller, hello, **agent)
 

@@ -285,7 +285,7 @@ def test_a_second_fault_that_names_nobody_gets_the_full_checks():
         levels = [(e["detail"]["level"], e["detail"]["why_this_level"]) for e in job.told("self_check")]
         assert levels == [
             ("light", "a fault that names nobody"),
-            ("full", "again a fault that names nobody: full checks take the place of a replay"),
+            ("full", "again a fault that names nobody"),
         ]
 
     run(scenario)

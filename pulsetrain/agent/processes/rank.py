@@ -61,29 +61,35 @@ class NodeIdentity:
     tier: str = "standard"
 
 
+def torchrun_environment(rank: int, world_size: int, nproc: int, store: tuple[str, int]) -> dict[str, str]:
+    """torchrun's variables that say which rank this is and where all meet. Each node has `nproc` ranks."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank % nproc),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(nproc),
+        "GROUP_RANK": str(rank // nproc),
+        "GROUP_WORLD_SIZE": str(world_size // nproc),
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": store[0],
+        "MASTER_PORT": str(store[1]),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
 def rank_environment(
     start: Start, identity: NodeIdentity, local_rank: int, role: str = "default"
 ) -> dict[str, str]:
     """torchrun's variables for one rank of an attempt, and Pulsetrain's own."""
     nproc = identity.nproc_per_node
-    rank = ranks_of_node(start.node_rank, nproc)[local_rank]
-    world_size = start.node_count * nproc
+    rank, world_size = ranks_of_node(start.node_rank, nproc)[local_rank], start.node_count * nproc
     return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(local_rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(nproc),
-        "GROUP_RANK": str(start.node_rank),
-        "GROUP_WORLD_SIZE": str(start.node_count),
-        "ROLE_RANK": str(rank),
-        "ROLE_WORLD_SIZE": str(world_size),
+        **torchrun_environment(rank, world_size, nproc, (start.store_address, start.store_port)),
         "ROLE_NAME": role,
-        "MASTER_ADDR": start.store_address,
-        "MASTER_PORT": str(start.store_port),
         "TORCHELASTIC_RUN_ID": start.job,
         "TORCHELASTIC_RESTART_COUNT": str(start.attempt),
         "TORCHELASTIC_MAX_RESTARTS": str(identity.max_restarts),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
         "PULSETRAIN_JOB": start.job,
         "PULSETRAIN_NODE": identity.node,
         "PULSETRAIN_ATTEMPT": str(start.attempt),

@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-import structlog
-
+from pulsetrain.agent.output import open_log
 from pulsetrain.agent.processes import kept_ranks
 from pulsetrain.agent.processes.devices import SharedDevices
 from pulsetrain.agent.processes.kept_ranks import Seat, Seated
@@ -31,8 +30,6 @@ from pulsetrain.collectors.reading.squash_words import SquashMemory
 from pulsetrain.core.errors import ProgramRefused, Unavailable, UsageError
 from pulsetrain.protocol import rank_channel
 from pulsetrain.protocol.messages import ProgramUpdate, Start, ranks_of_node
-
-log = structlog.get_logger()
 
 KILL_TIMEOUT_S = 5.0
 RESUME_TIMEOUT_S = 3.0
@@ -310,7 +307,7 @@ class Ranks:
                 continue
             rank.seat, rank.pid, rank.kept = seat, seat.rank.pid, True
             seat.rank = rank
-            stdout, stderr = _open_log(rank.out), _open_log(rank.err)
+            stdout, stderr = open_log(rank.out), open_log(rank.err)
             try:
                 files = (stdout, stderr, rank.ring_fd, arenas[rank.rank])
                 kept_ranks.resume(seat, self._environment(rank, start), files)
@@ -337,7 +334,7 @@ class Ranks:
             self._fork(zygote, again, start, arenas)
 
     def _fork(self, zygote: Zygote, rank: Rank, start: Start, arenas: Mapping[int, int]) -> None:
-        stdout, stderr = _open_log(rank.out), _open_log(rank.err)
+        stdout, stderr = open_log(rank.out), open_log(rank.err)
         seat = rank.seat = Seat(self._ended)
         seat.rank = rank
         channel = {rank_channel.VARIABLE: seat.rank_end.fileno()} if self._keeps() else {}
@@ -373,16 +370,6 @@ class Ranks:
     def _close_rings(self) -> None:
         for rank in self.all:
             os.close(rank.ring_fd)
-
-
-def _open_log(path: Path) -> int:
-    """The file to write to. /dev/null where a full or broken disk refuses it: ranks run all the same."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
-    try:
-        return os.open(path, flags, 0o644)
-    except OSError as error:
-        log.warning("output_lost", path=str(path), error=error.strerror)
-        return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
 
 def _send(zygote: Zygote, ranks: Iterable[Rank], signum: int) -> None:

@@ -24,6 +24,9 @@ CONTROLLER_KINDS = (
     "link_check_skipped",
     "arithmetic_suspected",
     "arithmetic_check",
+    "replay_started",
+    "replay",
+    "replay_skipped",
     "waiting",
     "standby_promoted",
     "shrink",
@@ -127,7 +130,7 @@ def _controller(
     if observe_only:
         return _would(events, now_ns)
     if state in _ACTS:
-        return _ACTS[state]
+        return _replays(events, now_ns) if state == "checking" else _ACTS[state]
     if pending := job.get("pending_hang"):
         return _pending(pending, now_ns)
     said = waits(job, events, now_ns)
@@ -137,6 +140,16 @@ def _controller(
     if worst is not None and worst["kind"] in _SLOW:
         said = ["It leaves slow machines to a person.", *said]
     return " ".join(said) or "Nothing needs to be done."
+
+
+def _replays(events: Sequence[JsonObject], now_ns: int) -> str:
+    """What it does while it checks nodes. `events`: newest first."""
+    last = next((event for event in events if event["kind"] in ("replay_started", "self_check")), None)
+    over = next((event for event in events if event["kind"] == "replay"), None)
+    if last is None or last["kind"] == "self_check" or (over is not None and over["ts_ns"] >= last["ts_ns"]):
+        return _ACTS["checking"]
+    nodes, since = len(detail_of(last).get("nodes") or []), ago(last["ts_ns"], now_ns)
+    return f"It replays training on {nodes} nodes to find which of them makes it fail. It began {since}."
 
 
 def _would(events: Sequence[JsonObject], now_ns: int) -> str:
@@ -218,6 +231,10 @@ def _did(event: JsonObject, now_ns: int) -> str:
             wrong = detail.get("wrong") or {}
             said = f"wrong products on {names(list(wrong))}" if wrong else "no wrong product"
             return f"It checked the arithmetic of {names(detail.get('nodes') or [])} {when}: {said}."
+        case "replay":
+            return f"It replayed training in groups of nodes {when}: {_replayed(detail)}."
+        case "replay_skipped":
+            return f"It could not replay training {when}: {detail.get('reason', '')}."
         case "standby_promoted":
             return f"It gave the place of a lost node to {event['node']} {when}."
         case "shrink" | "grow":
@@ -229,6 +246,12 @@ def _did(event: JsonObject, now_ns: int) -> str:
         case "waiting":
             return f"It waited for {detail.get('missing_nodes', 'a')} node(s) {when}."
     return ""
+
+
+def _replayed(detail: JsonObject) -> str:
+    """What a replay said."""
+    named = list(detail.get("named") or {})
+    return f"it fails with {names(named)}" if named else str(detail.get("reason") or "nobody is named")
 
 
 def _links_named(detail: JsonObject) -> str:

@@ -22,6 +22,7 @@ from pulsetrain.protocol.messages import (
     Ping,
     Profile,
     ReadRas,
+    ReplayCheck,
     SaveFrom,
     SelfCheck,
     ShareDevices,
@@ -108,6 +109,8 @@ def answer(command: Command, job: LiveJob, node: str, now_s: float) -> Answer:
             return Answer(after_s=command.seconds, data={"bits_per_s": LINK_BITS_PER_S, "resent_share": 0.0})
         case ArithmeticCheck():
             return Answer(after_s=command.seconds, data={"ok": True, "wrong": []})
+        case ReplayCheck():
+            return Answer(after_s=command.seconds if command.timeout_s else 0.0, data={"ok": True})
         case DumpStacks():
             return Answer(after_s=STACKS_S, data=_stacks(command, job, node, now_s))
         case ReadRas():

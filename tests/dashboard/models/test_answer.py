@@ -82,6 +82,18 @@ def test_what_the_controller_does_waits_for_or_would_do(now, events, observe_onl
             "It checked the arithmetic of n1, n2 20 s ago: wrong products on n2.",
         ),
         (
+            event("replay", named={"n2": "2 replays failed"}),
+            "It replayed training in groups of nodes 20 s ago: it fails with n2.",
+        ),
+        (
+            event("replay", named={}, reason="the fault did not come again"),
+            "It replayed training in groups of nodes 20 s ago: the fault did not come again.",
+        ),
+        (
+            event("replay_skipped", reason="for groups there are too few nodes: 1"),
+            "It could not replay training 20 s ago: for groups there are too few nodes: 1.",
+        ),
+        (
             event("arithmetic_check", nodes=["n1"]),
             "It checked the arithmetic of n1 20 s ago: no wrong product.",
         ),
@@ -153,3 +165,12 @@ def test_nothing_is_to_be_done_about_a_job_that_is_over():
 
 def test_information_accuses_nobody():
     assert asked(job(findings=[{**HANG, "severity": "info"}])).confidence is None
+
+
+def test_while_nodes_are_checked_it_says_whether_training_is_replayed():
+    checking = {"job": "j", "state": "checking", "findings": []}
+    started = event("replay_started", age_s=9, nodes=["a", "b", "c"])
+    replays = "It replays training on 3 nodes to find which of them makes it fail. It began 9 s ago."
+    assert asked(checking, [started, event("self_check", age_s=90)]).controller == replays
+    for newer in (event("replay", age_s=2, named={}), event("self_check", age_s=1)):
+        assert asked(checking, [newer, started]).controller == "It checks every node now."
