@@ -17,11 +17,11 @@ from typing import TypedDict, cast
 
 from pulsetrain.agent.launch_options import HubOptions
 from pulsetrain.agent.processes import zygote_protocol
-from pulsetrain.core.errors import PulsetrainError
+from pulsetrain.core.errors import PulsetrainError, UsageError
 from pulsetrain.core.process_identity import is_process, process_identity
 from pulsetrain.protocol.client import HubAddress, data_folder, find_hub
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0  # its imports may come over a slow network file system
 STOP_TIMEOUT_S = 8.0
 POLL_S = 0.5
 
@@ -79,18 +79,27 @@ def known_hub(
     one in the environment, the one that serves the data folder of the environment.
     """
     named = options.url or environ.get("PULSETRAIN_HUB")
-    default = data_folder(environ)
     if data is not None and not options.url and _alive(data / "hub.json"):
         folder = data
     elif named:
-        beside = {**environ, "PULSETRAIN_DATA": str(data or default)}
+        beside = {**environ, "PULSETRAIN_DATA": str(data or data_folder(environ))}
         return KnownHub(address=find_hub(named, options.token, beside))
-    elif _alive(default / "hub.json"):
-        folder = default
+    elif (usual := _usual_folder(environ, data)) is not None and _alive(usual / "hub.json"):
+        folder = usual
     else:
         return None
     address = find_hub(None, options.token, {"PULSETRAIN_DATA": str(folder)})
     return KnownHub(address=address, folder=folder)
+
+
+def _usual_folder(environ: Mapping[str, str], data: Path | None) -> Path | None:
+    """The data folder of the environment. None where there is none, and another one is given."""
+    try:
+        return data_folder(environ)
+    except UsageError:
+        if data is None:
+            raise
+    return None
 
 
 @contextlib.contextmanager

@@ -40,8 +40,14 @@ class HubAddress:
 
 
 def data_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """`PULSETRAIN_DATA`, or ~/.local/share/pulsetrain."""
-    return Path(environ.get("PULSETRAIN_DATA", "~/.local/share/pulsetrain")).expanduser()
+    """`PULSETRAIN_DATA`, or ~/.local/share/pulsetrain.
+
+    Raises `UsageError` where this user has no home folder, as in some containers.
+    """
+    try:
+        return Path(environ.get("PULSETRAIN_DATA", "~/.local/share/pulsetrain")).expanduser()
+    except RuntimeError as error:
+        raise UsageError("this user has no home folder: give --data DIR, or set PULSETRAIN_DATA") from error
 
 
 def find_hub(

@@ -2,13 +2,14 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
 from pulsetrain.agent import local_hub
 from pulsetrain.agent.launch_options import HubOptions
 from pulsetrain.agent.local_hub import HubFacts, KnownHub, _await_facts, join_hub, wait_for_guests
-from pulsetrain.core.errors import PulsetrainError
+from pulsetrain.core.errors import PulsetrainError, UsageError
 from pulsetrain.protocol.client import HubAddress
 
 GONE = 2**22 + 1  # above the largest pid
@@ -158,3 +159,18 @@ def test_a_named_hub_has_no_guests(tmp_path, environ):
     with join_hub(named, tmp_path, environ) as joined:
         assert joined == HubAddress(url="http://named:1", token="mine")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_home_folder_a_run_needs_a_data_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    with pytest.raises(UsageError, match="no home folder: give --data DIR"):
+        known_hub(HubOptions(), None, {})
+    assert known_hub(HubOptions(), tmp_path, {}) is None
+    assert known_hub(HubOptions(), None, {"PULSETRAIN_DATA": str(tmp_path)}) is None
+
+
+def no_home(path):
+    """As pathlib answers a user without HOME and without an entry in the list of users."""
+    if str(path).startswith("~"):
+        raise RuntimeError("Could not determine home directory.")
+    return path
