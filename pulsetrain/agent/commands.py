@@ -180,7 +180,7 @@ class Commands:
         Raises `Unavailable` where one does not die, and `RanksRun` where their image is gone.
         """
         epoch = self._epoch = next(self._epochs)
-        self.replays.end(self._node.zygote)
+        self.replays.end()
         with self._ranks_lock:
             ranks, zygote = self._node.ranks, self._node.zygote
             if stop is not None and stop.image and ranks.alive and not self._images.keeps(stop.image):
@@ -250,6 +250,8 @@ class Commands:
         return self._settings.kept() if touches else contextlib.nullcontext()
 
     def _dispatch(self, command: Command) -> JsonObject:
+        if isinstance(command, SelfCheck | PairCheck | ArithmeticCheck):
+            self.replays.end()  # of a hub that is gone: it would use what is measured
         match command:
             case Start():
                 return self._start(command)
@@ -297,7 +299,7 @@ class Commands:
             return self._restore_ranks(start, epoch, began_ns)
         self._node.ranks.refuse_update(start.program)
         self._images.clear()  # its ranks would write into files that others write by then
-        unreachable = why_unreachable(start)
+        unreachable = start.check_store and why_unreachable(start.store_address, start.store_port)
         if unreachable:
             return {"store_unreachable": unreachable}
         own_ranks = ranks_of_node(start.node_rank, self._node.identity.nproc_per_node)

@@ -46,7 +46,7 @@ class Size:
 
 SIZES = {
     "cpu": Size(layers=2, width=256, tokens=128),
-    "cuda": Size(layers=8, width=2048, tokens=4096),
+    "cuda": Size(layers=4, width=2048, tokens=4096),
 }
 
 

@@ -16,7 +16,7 @@ from pulsetrain.diagnostics.rounds import Group
 
 MOST_PHASES = 4
 LEAST_FAILURES = 2
-"""groups in which a node must have failed before it is named"""
+"""groups in which a node must have failed, each time beside other nodes that have passed elsewhere"""
 LARGEST_SHARE = 4
 """one in so many nodes may be named. More have something else in common"""
 
@@ -80,6 +80,7 @@ class ReplayPlan:
 
     def __init__(self, nodes: Sequence[str], size: int) -> None:
         self._nodes, self._size = sorted(nodes), size
+        self._met: dict[str, set[str]] = {node: set() for node in self._nodes}
         self.phases = 0
         self.results: list[ReplayResult] = []
 
@@ -92,10 +93,13 @@ class ReplayPlan:
         else:
             groups = self._beside_passed() if self.phases < MOST_PHASES else []
         self.phases += bool(groups)
+        for group in groups:
+            for node in group:
+                self._met[node].update(group)
         return groups
 
     def take(self, results: Iterable[ReplayResult]) -> None:
-        """The results of the phase."""
+        """The results of the phase. Those of groups that say nothing are left out."""
         self.results += results
 
     @property
@@ -104,38 +108,52 @@ class ReplayPlan:
         return [node for node in self._nodes if node in passed]
 
     def _beside_passed(self) -> list[Group]:
-        """Each node that is in doubt with nodes that have passed."""
-        passed, companions = self._passed, self._size - 1
-        doubtful = [node for node in self._nodes if node not in passed and not self._is_sure(node)]
-        if len(doubtful) * companions > len(passed):
-            return []
-        return [(node, *passed[i * companions : (i + 1) * companions]) for i, node in enumerate(doubtful)]
+        """Each node that is in doubt with nodes that have passed and that it has not met yet.
+
+        Those come first that have never failed.
+        """
+        failures = Counter(node for result in self.results if not result.ok for node in result.members)
+        free = sorted(self._passed, key=lambda node: failures[node])
+        groups: list[Group] = []
+        for node in [n for n in self._nodes if n not in free and not self._is_sure(n)]:
+            companions = [n for n in free if n not in self._met[node]][: self._size - 1]
+            if len(companions) == self._size - 1:
+                groups.append((node, *companions))
+                free = [n for n in free if n not in companions]
+        return groups
 
     def _is_sure(self, node: str) -> bool:
-        """Whether a node failed often enough, and nobody else can have been the reason each time."""
+        """Whether a node failed often enough, and each time nobody else can have been the reason."""
         passed = set(self._passed)
-        failed = [result for result in self.results if not result.ok and node in result.members]
-        alone = [result for result in failed if passed.issuperset({*result.members} - {node})]
-        return node not in passed and len(failed) >= LEAST_FAILURES and bool(alone)
+        failed = [{*r.members} - {node} for r in self.results if not r.ok and node in r.members]
+        alone = [companions for companions in failed if companions <= passed]
+        return node not in passed and len(alone) >= LEAST_FAILURES
 
     def verdict(self) -> ReplayVerdict:
         """Who is named, or why nobody is."""
         failed = [result for result in self.results if not result.ok]
-        if not self.results:
-            return ReplayVerdict(reason="no group could train")
         if not failed:
-            return ReplayVerdict(reason="the fault did not come again")
+            return ReplayVerdict(reason=self._and_unjudged("the fault did not come again"))
         if not self._passed:
-            return ReplayVerdict(
-                reason="every group failed: the program itself is at fault, or something that all nodes share"
-            )
+            return ReplayVerdict(reason=self._and_unjudged(_all_failed(len(failed))))
         named = {node: self._reason(node) for node in self._nodes if self._is_sure(node)}
         if len(named) > max(1, len(self._nodes) // LARGEST_SHARE):
             why = f"{len(named)} of {len(self._nodes)} nodes failed: they have something in common"
             return ReplayVerdict(suspects=sorted(named), reason=why)
         suspects = self._suspects(failed) - named.keys()
-        why = "" if named else f"{len(failed)} of {len(self.results)} groups failed, with no node in common"
-        return ReplayVerdict(named=named, suspects=sorted(suspects), reason=why)
+        why = "" if named else f"no node failed each time: {len(failed)} of {len(self.results)} groups failed"
+        return ReplayVerdict(named=named, suspects=sorted(suspects), reason=why and self._and_unjudged(why))
+
+    @property
+    def unjudged(self) -> list[str]:
+        """Nodes of which no group says anything."""
+        judged = {node for result in self.results for node in result.members}
+        return [node for node in self._nodes if node not in judged]
+
+    def _and_unjudged(self, reason: str) -> str:
+        if len(self.unjudged) == len(self._nodes):
+            return "nothing could be replayed"
+        return f"{reason}. Nothing is known of {', '.join(self.unjudged)}" if self.unjudged else reason
 
     def _suspects(self, failed: Iterable[ReplayResult]) -> set[str]:
         """Nodes that never passed. Where all have, those that failed most often."""
@@ -146,3 +164,9 @@ class ReplayPlan:
     def _reason(self, node: str) -> str:
         failed = [result for result in self.results if not result.ok and node in result.members]
         return f"{len(failed)} replays failed with it and none passed: {failed[-1].error}"
+
+
+def _all_failed(groups: int) -> str:
+    if groups == 1:
+        return "the only group failed, and none passed"
+    return "every group failed: the program itself is at fault, or something that all nodes share"

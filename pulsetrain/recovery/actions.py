@@ -109,7 +109,6 @@ async def check(job: JobState) -> Outcome:
     await resume_nodes.checked_first(job)
     here = [n for n in members.active() + members.standbys() if n.name != going]
     nodes = [n for n in here if resume_nodes.may_be_checked(job, n)]
-    unexplained = job.restarts.unexplained
     level, why_level = _check_level(job, fault)
     thorough = LEVELS[level] if level else None
     report = await checks.run(nodes, job.services.policy, job.next_id, level=thorough)
@@ -124,8 +123,8 @@ async def check(job: JobState) -> Outcome:
     members.failed |= await link_actions.at_a_stop(job)
     members.failed |= repeat_faults.at_a_stop(job)
     if fault is not None and arithmetic_checks.explains(job, fault):
-        job.restarts.unexplained += 1
-    if job.restarts.unexplained > max(1, unexplained) and not members.failed:
+        _count_unexplained(job)
+    if _is_to_be_replayed(job):
         members.failed |= await replays.at_a_stop(job)
         if members.failed:
             job.restarts.unexplained = 0
@@ -203,10 +202,27 @@ def _check_level(job: JobState, fault: Fault | None) -> tuple[str, str]:
     level = job.services.policy.check_level
     if fault.node or fault.rank >= 0:
         return level, "more than one process is in doubt"
-    job.restarts.unexplained += 1
+    _count_unexplained(job)
     if job.restarts.unexplained > 1:
         return "full", "again a fault that names nobody"
     return level, "a fault that names nobody"
+
+
+def _count_unexplained(job: JobState) -> None:
+    """Count this fault, once, as one that names nobody."""
+    recovery = job.recovery
+    if recovery is not None and not recovery.unexplained:
+        recovery.unexplained = True
+        job.restarts.count_unexplained(job.services.clock.monotonic_s())
+
+
+def _is_to_be_replayed(job: JobState) -> bool:
+    """Whether this is again a fault that names nobody, and checks found nobody."""
+    recovery = job.recovery
+    if recovery is None or not recovery.unexplained or recovery.replayed or job.members.failed:
+        return False
+    recovery.replayed = job.restarts.unexplained > 1
+    return recovery.replayed
 
 
 def _hopeless(job: JobState) -> str:
@@ -291,7 +307,7 @@ async def _evict(job: JobState, node: Node, reason: str) -> None:
     present, now_s = job.members.present(), job.services.clock.monotonic_s()
     healthy = sum(n.name not in job.members.failed for n in present)  # those evicted before are in both
     refusal = job.budget.refusal(now_s=now_s, known=len(present), healthy=healthy)
-    machines = job.hardware.open.keys() | job.arithmetic.wrong.keys()
+    machines = {v.node for v in job.hardware.evicting()} | job.arithmetic.wrong.keys()
     replayed = job.recovery.replay_named if job.recovery is not None else frozenset()
     if job.recovery is not None and job.recovery.users_own and node.name not in machines | replayed:
         refusal = "an exception of the user's own code never evicts a node"

@@ -8,8 +8,8 @@ import structlog
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.supervisor import FailureCollector, TaskSupervisor
-from pulsetrain.diagnostics.replay_groups import MOST_PHASES
 from pulsetrain.protocol.messages import FirstStep, Heartbeat, Hello, Leaving, RankExit, Reply, Report
+from pulsetrain.recovery import replays
 from pulsetrain.recovery.device_resizing import ResizePreview
 from pulsetrain.recovery.eviction import EvictionPreview, preview
 from pulsetrain.recovery.hang_decision import HangAnswer, HangDecision, answer
@@ -31,6 +31,7 @@ TICK_S = 0.25
 IDLE_TICK_S = 0.5  # without a job
 LATE_TICK_S = 1.0
 TICK_SHARE = 0.2  # of the event loop's time: a job of 100,000 nodes is looked at less often
+CHECKS_S = 300.0  # full checks of nodes, and of their arithmetic and links
 STUCK_MARGIN_S = 60.0  # on top of the longest command, for the other actions of one turn
 
 
@@ -94,8 +95,7 @@ class Controller:
         if hello.nnodes > 1:
             self._services.stores.prepare()
         policy = self._services.policy
-        longest_s = max(policy.start_timeout_s, MOST_PHASES * (policy.replay_limit_s + policy.replay_s))
-        limit_s = longest_s + STUCK_MARGIN_S
+        limit_s = max(policy.start_timeout_s, CHECKS_S + replays.longest_s(policy)) + STUCK_MARGIN_S
         self._loops.add(f"job {job.name}", job.turn, stale_after_s=limit_s)
         return job
 

@@ -53,6 +53,7 @@ class RestartMemory:
     by_node_ns: Mapping[str, Sequence[int]]
     failed_from: Sequence[Sequence[int]]
     unrestorable: Sequence[Sequence[int]]
+    unexplained_ns: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,7 +86,8 @@ class Recovery:
     code ended the first rank. `launch_at_s`: not launched before that, in monotonic seconds.
     `none_kept`: why no process of a rank was kept, "" where those could be that were healthy. `parked` says
     how many processes of each node wait to go on. `rolled_back`: an update of the program was at fault, and
-    was taken back. `replay_named` are nodes with which training failed again.
+    was taken back. `unexplained`: it was counted as a fault that names nobody, and `replayed`: training was
+    replayed for it. `replay_named` are the nodes that go because of that.
     """
 
     fault: Fault
@@ -106,6 +107,8 @@ class Recovery:
     image: Image | None = None
     lose_progress: bool = False
     rolled_back: bool = False
+    unexplained: bool = False
+    replayed: bool = False
     replay_named: frozenset[str] = frozenset()
     resumed_by: str = "checkpointer"
 

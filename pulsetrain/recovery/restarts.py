@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
 from pulsetrain.recovery.memory import RestartMemory
 
+UNEXPLAINED_S = 86400.0
+
 
 @dataclass(kw_only=True)
 class Restarts:
-    """What counts towards giving up. `idle` attempts in a row completed no step. `unrestorable` holds (rank,
-    step) of checkpoints that turned out to be whole nowhere, until an attempt trains again. `unexplained`
-    counts faults in a row that name nobody and whose checks found nobody. `by_node` has the times at which
-    a fault of a node has stopped the job, `failed_from` how often an attempt failed soon after that step.
-    `errors` has the nodes whose ranks ended with an error. A new hub does not know it."""
+    """What counts towards giving up.
+
+    `idle` attempts in a row completed no step. `unrestorable` holds (rank, step) of checkpoints that turned
+    out to be whole nowhere, until an attempt trains again. `unexplained` counts faults in a row that name
+    nobody and whose checks found nobody, each within a day of the one before, and `unexplained_s` is when the
+    last one was. `by_node` has the times at which a fault of a node has stopped the job, `failed_from` how
+    often an attempt failed soon after that step. `errors` has the nodes whose ranks ended with an error.
+    A new hub does not know it.
+    """
 
     used: int = 0
     idle: int = 0
     unexplained: int = 0
+    unexplained_s: float = -math.inf
     by_node: dict[str, list[float]] = field(default_factory=dict)
     failed_from: Counter[int] = field(default_factory=Counter)
     unrestorable: set[tuple[int, int]] = field(default_factory=set)
     errors: dict[str, frozenset[str]] = field(default_factory=dict)
+
+    def count_unexplained(self, now_s: float) -> None:
+        """A fault that names nobody."""
+        recent = now_s - self.unexplained_s <= UNEXPLAINED_S
+        self.unexplained, self.unexplained_s = self.unexplained * recent + 1, now_s
 
     def kept(self, now_s: float, now_ns: int) -> RestartMemory:
         """What a new hub must know. `now_s` and `now_ns` are the same moment."""
@@ -30,6 +43,7 @@ class Restarts:
             used=self.used,
             idle=self.idle,
             unexplained=self.unexplained,
+            unexplained_ns=max(0, now_ns - int(min(now_s - self.unexplained_s, now_ns / 1e9) * 1e9)),
             by_node_ns={
                 node: [now_ns - int((now_s - time_s) * 1e9) for time_s in times_s]
                 for node, times_s in self.by_node.items()
@@ -45,6 +59,7 @@ class Restarts:
             used=memory.used,
             idle=memory.idle,
             unexplained=memory.unexplained,
+            unexplained_s=now_s - max(0, now_ns - memory.unexplained_ns) / 1e9,
             by_node={
                 node: [now_s - max(0, now_ns - time_ns) / 1e9 for time_ns in times_ns]
                 for node, times_ns in memory.by_node_ns.items()

@@ -167,6 +167,7 @@ class FakeAgent:
     def __init__(self, controller, hello, *, sick=False, mute=(), stepless=False):
         self.controller, self.hello, self.sick, self.mute = controller, hello, sick, mute
         self.link_rate, self.wrong, self.port_speed = 1.0, {}, 0.0
+        self.replay_error, self.replay_says, self.replay_takes_s = "loss is nan", "", 1.0
         self.replay_fails_with, self.waits_in_replay, self.waiting = frozenset(), frozenset(), None
         self.deaf = False
         self.stepless, self.worked = stepless, 0
@@ -209,13 +210,16 @@ class FakeAgent:
             data = {"ok": not self.deaf, "seconds": 0.1}
         elif isinstance(command, ReplayCheck):
             if self.waiting is not None:
-                ended = {"ok": False, "error": "ended by the hub", "seconds": 9.0}
+                ended = {"ok": False, "error": "", "not_judged": "the replay was ended", "seconds": 9.0}
                 self.controller.received(
                     self.node, Reply(id=self.waiting.id, node=self.hello.node, data=ended)
                 )
                 self.waiting = None
             broken = sorted({*command.members} & self.replay_fails_with)
-            data = {"ok": not broken, "error": f"rank 0: loss is nan beside {broken}" if broken else ""}
+            error_text = f"rank 0: {self.replay_error} beside {broken}" if broken else ""
+            data = {"ok": not broken, "error": error_text, "seconds": self.replay_takes_s}
+            if broken and self.replay_says:
+                data[self.replay_says] = error_text
         elif isinstance(command, LinkSink):
             data = {"port": 4243, "speed_bits_per_s": self.port_speed}
         elif isinstance(command, LinkSend):

@@ -16,6 +16,7 @@ COUNT = st.integers(0, 50)
         used=COUNT,
         idle=COUNT,
         unexplained=COUNT,
+        unexplained_s=st.sampled_from([float("-inf"), 0.0, 990.0]),
         by_node=st.dictionaries(st.text(), st.lists(st.floats(0, 1000)), max_size=3),
         failed_from=st.builds(Counter, st.dictionaries(COUNT, st.integers(1, 9))),
         unrestorable=st.sets(st.tuples(COUNT, COUNT)),
@@ -26,7 +27,9 @@ def test_a_new_hub_counts_on_from_where_the_one_before_it_was(restarts):
     again = Restarts.recalled(kept, now_s=20.0, now_ns=int(5010e9))
     ages = {node: [round(20.0 - at_s, 3) for at_s in times] for node, times in again.by_node.items()}
     assert ages == {n: [round(1010.0 - at_s, 3) for at_s in times] for n, times in restarts.by_node.items()}
-    again.by_node = restarts.by_node
+    age_s = round(1010.0 - restarts.unexplained_s, 3)
+    assert round(20.0 - again.unexplained_s, 3) == min(age_s, 5010.0)
+    again.by_node, again.unexplained_s = restarts.by_node, restarts.unexplained_s
     assert again == restarts
 
 

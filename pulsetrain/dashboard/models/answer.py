@@ -130,7 +130,7 @@ def _controller(
     if observe_only:
         return _would(events, now_ns)
     if state in _ACTS:
-        return _replays(events, now_ns) if state == "checking" else _ACTS[state]
+        return _replays(job, events, now_ns) if state == "checking" else _ACTS[state]
     if pending := job.get("pending_hang"):
         return _pending(pending, now_ns)
     said = waits(job, events, now_ns)
@@ -142,11 +142,10 @@ def _controller(
     return " ".join(said) or "Nothing needs to be done."
 
 
-def _replays(events: Sequence[JsonObject], now_ns: int) -> str:
+def _replays(job: JsonObject, events: Sequence[JsonObject], now_ns: int) -> str:
     """What it does while it checks nodes. `events`: newest first."""
-    last = next((event for event in events if event["kind"] in ("replay_started", "self_check")), None)
-    over = next((event for event in events if event["kind"] == "replay"), None)
-    if last is None or last["kind"] == "self_check" or (over is not None and over["ts_ns"] >= last["ts_ns"]):
+    last = next((event for event in events if event["kind"] in ("replay_started", "replay")), None)
+    if last is None or last["kind"] == "replay" or last["ts_ns"] < int(job.get("since_ns", 0)):
         return _ACTS["checking"]
     nodes, since = len(detail_of(last).get("nodes") or []), ago(last["ts_ns"], now_ns)
     return f"It replays training on {nodes} nodes to find which of them makes it fail. It began {since}."
