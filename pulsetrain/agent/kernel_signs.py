@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from pulsetrain.analytics.machines.hardware import LineReader
 from pulsetrain.analytics.machines.policies import Policies, load
 from pulsetrain.collectors.machine.signs import SignTracker
 from pulsetrain.records.columns import Columns
 from pulsetrain.records.kernel_log import KernelLine
 
+_MORE_OF_AN_SXID = ("Severity ", "Data {")
+"""How lines begin that follow the first one of an SXid. Source: Fabric Manager user guide DU-09883-001."""
+
 
 class KernelSigns:
     """Reads rows of `logs` and notes in `tracker` what they tell."""
 
-    def __init__(self, tracker: SignTracker, policies: Policies | None = None) -> None:
-        self._tracker = tracker
+    def __init__(
+        self,
+        tracker: SignTracker,
+        policies: Policies | None = None,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._tracker, self._now_ns = tracker, now_ns
         self._reader = LineReader(policies or load())
 
     def observe(self, lines: Columns) -> None:
-        """Take in lines in the order in which the kernel wrote them."""
+        """Take in lines in the order in which the kernel wrote them.
+
+        They are of now: the kernel's own stamps go wrong where the machine slept or its clock was set.
+        """
+        now_ns = self._now_ns()
         for row in lines.to_rows():
-            message, ts_ns = str(row["message"]), int(str(row["ts"]))
-            report = self._reader.read(KernelLine(message=message, ts_ns=ts_ns, wall=True))
-            if report is not None:
-                self._tracker.happened(
-                    report.family, report.device, ts_ns, code=report.code, text=report.lines[0]
-                )
+            report = self._reader.read(KernelLine(message=str(row["message"]), ts_ns=now_ns, wall=True))
+            if report is None or (report.family == "sxid" and report.rest.startswith(_MORE_OF_AN_SXID)):
+                continue
+            self._tracker.happened(
+                report.family,
+                report.device,
+                now_ns,
+                code=report.code,
+                text=report.lines[0],
+                grave=report.severity == "critical",
+            )

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from pulsetrain.agent.local_hub import join_hub, local_hub, wait_for_guests
 from pulsetrain.agent.outcome import Outcome
 from pulsetrain.agent.processes.program_check import check_program
 from pulsetrain.agent.processes.zygote import Zygote, ZygoteHolder
+from pulsetrain.collectors.machine.gpu_count import visible_gpus
 from pulsetrain.core.config import load, read_toml
 from pulsetrain.core.errors import ConfigError, UsageError
 from pulsetrain.core.process_title import set_process_title
@@ -150,11 +151,3 @@ def local_processes(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ConfigError(f"--nproc-per-node {text!r}: allowed: a number from 1, auto, gpu, cpu")
     return int(text)
-
-
-def visible_gpus(environ: Mapping[str, str], root: Path = Path("/proc/driver/nvidia/gpus")) -> int:
-    """Visible NVIDIA GPUs, counted without CUDA."""
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([part for part in visible.split(",") if part.strip() and part.strip() != "-1"])
-    return len(list(root.iterdir())) if root.is_dir() else 0

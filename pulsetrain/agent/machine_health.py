@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from pulsetrain.agent.kernel_signs import KernelSigns
 from pulsetrain.analytics.machines.hardware import address
 from pulsetrain.collectors.machine.gpu_events import GpuEvents
+from pulsetrain.collectors.machine.gpu_settings import is_visible
 from pulsetrain.collectors.machine.signs import SignTracker
 from pulsetrain.core.supervisor import LoopStatus, LoopThread
 from pulsetrain.protocol.messages import GpuIdentity, HardwareSign
@@ -21,13 +23,20 @@ LOST_S = 1.0  # between two waits while a GPU is lost: the driver answers each a
 class MachineHealth:
     """What the heartbeat says of the machine. Any thread may call it.
 
-    `events` are waited for on a thread of their own, because a driver may hold it.
+    `events` are waited for on a thread of their own, because a driver may hold it. Ranks have `environ`: GPUs
+    that it hides from them are those of other jobs, and nothing is said of them.
     """
 
-    def __init__(self, gpus: Iterable[Mapping[str, Any]] = (), events: GpuEvents | None = None) -> None:
-        self.identities: Sequence[GpuIdentity] = tuple(identity(gpu) for gpu in gpus)
+    def __init__(
+        self,
+        gpus: Iterable[Mapping[str, Any]] = (),
+        events: GpuEvents | None = None,
+        environ: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        known = list(gpus)
+        self.identities: Sequence[GpuIdentity] = tuple(map(identity, known))
         self._addresses = {gpu.uuid: address(gpu.pci) for gpu in self.identities if gpu.pci}
-        self._tracker = SignTracker()
+        self._tracker = SignTracker(_foreign(known, environ))
         self._kernel = KernelSigns(self._tracker)
         self._events = None if events is None or events.blind else events
         self._thread = LoopThread("gpu_events", self.wait, stale_after_s=STALE_AFTER_S)
@@ -68,6 +77,21 @@ class MachineHealth:
             device = self._addresses.get(event.uuid, event.uuid)
             self._tracker.happened("xid", device, event.ts_ns, code=event.xid)
         return 0.0
+
+
+def _foreign(gpus: Sequence[Mapping[str, Any]], environ: Mapping[str, str]) -> set[str]:
+    """UUIDs and PCI addresses of GPUs that ranks do not see. None where that cannot be told.
+
+    CUDA counts GPUs of different models in an order of its own, unless CUDA_DEVICE_ORDER is PCI_BUS_ID. A
+    part of a GPU (MIG) is named by a UUID of its own.
+    """
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    models = {gpu.get("model") for gpu in gpus}
+    by_bus = len(models) < 2 or environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    if visible is None or "MIG-" in visible or not by_bus:
+        return set()
+    hidden = [gpu for gpu in gpus if not is_visible(int(gpu["index"]), str(gpu["uuid"]), visible)]
+    return {str(gpu["uuid"]) for gpu in hidden} | {address(gpu["pci"]) for gpu in hidden if gpu.get("pci")}
 
 
 def identity(gpu: Mapping[str, Any]) -> GpuIdentity:

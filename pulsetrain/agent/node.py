@@ -23,6 +23,7 @@ from pulsetrain.agent.processes.ranks import Ranks
 from pulsetrain.agent.processes.replay_ranks import ReplayRanks
 from pulsetrain.agent.processes.zygote import Zygote, ZygoteHolder
 from pulsetrain.collectors.machine.activity import ActivityMeter
+from pulsetrain.collectors.machine.gpu_count import visible_gpus
 from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.core.supervisor import LoopStatus
 from pulsetrain.protocol.client import HubAddress
@@ -250,6 +251,7 @@ class Node:
             takes_world_part=True,
             devices=identity.devices,
             replays=self._parts.replays.kind,
+            gpu_count=visible_gpus(self._parts.environ),
         )
         return (hello, *self._attempt.exits)
 

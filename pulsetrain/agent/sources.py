@@ -122,7 +122,8 @@ class HardwareSource:
         gpus, ports = GpuSampler(node=node), config.port_names
         choice = InterfaceChoice.of(ports, environ)
         samplers = (gpus, RdmaSampler(node=node), NicSampler(node=node, choice=choice))
-        traffic, health = TrafficWatch(node, listed=ports), MachineHealth(gpus.identities(), gpus.events())
+        traffic = TrafficWatch(node, listed=ports)
+        health = MachineHealth(gpus.identities(), gpus.events(), environ)
         log_reader = KmsgReader(node=node)
         return cls(samplers, log_reader, period_s, gpus.inventory, gpus.count, traffic, health)
 

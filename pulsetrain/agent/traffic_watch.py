@@ -12,7 +12,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -44,13 +44,19 @@ Sampling = Callable[[str], PortRow | None]
 
 @dataclass
 class _Past:
-    """A port's counters once a second."""
+    """A port's counters once a second.
+
+    `skipped_s`: so much of stops was left out, and times after it are earlier by that.
+    """
 
     times_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_S))
     moved: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_S))
     traffic: Traffic = field(default_factory=lambda: Traffic(state="learning"))
     sampled_s: float = -AGAIN_S
     noted: int = 0
+    newest: float = 0.0
+    skipped_s: float = 0.0
+    silent_since_s: float | None = None
 
     @property
     def is_quiet(self) -> bool:
@@ -59,6 +65,22 @@ class _Past:
         if usual is None or len(self.moved) < 2:
             return False
         return self.moved[-1] - self.moved[-2] <= QUIET_SHARE * usual.bytes_per_s
+
+    def stays_stopped(self, moved: float, now_s: float) -> bool:
+        """Whether a port that had stopped still carries nothing.
+
+        What is usual is not forgotten then, however long it lasts: nothing is learned from silence.
+        """
+        usual, since_s = self.traffic.signature, self.silent_since_s
+        rose, self.newest = moved - self.newest, moved
+        if usual is None or since_s is None:
+            return False
+        if 0 <= rose <= QUIET_SHARE * usual.bytes_per_s:
+            self.traffic = replace(self.traffic, quiet_s=now_s - since_s)
+            return True
+        self.silent_since_s = None
+        self.skipped_s += max(0.0, now_s - self.skipped_s - self.times_s[-1] - 1.0)
+        return False
 
 
 class TrafficWatch:
@@ -105,11 +127,13 @@ class TrafficWatch:
             totals = _totals(batch, family)
             for device, moved in totals.items():
                 past = ports.setdefault(device, _Past())
-                past.times_s.append(now_ns / 1e9)
+                if past.stays_stopped(moved, now_ns / 1e9):
+                    continue
+                past.times_s.append(now_ns / 1e9 - past.skipped_s)
                 past.moved.append(moved)
                 past.noted += 1
                 if past.noted % LOOK_EVERY == 0 or past.is_quiet:
-                    self._judge(device, past)
+                    self._judge(device, past, now_ns / 1e9)
 
     def take(self) -> list[Columns]:
         """The events since the last call."""
@@ -130,9 +154,10 @@ class TrafficWatch:
         least = LISTED_BYTES_PER_S if device in self._listed else LEAST_BYTES_PER_S
         return traffic.signature is not None and traffic.signature.bytes_per_s >= least
 
-    def _judge(self, device: str, past: _Past) -> None:
+    def _judge(self, device: str, past: _Past, now_s: float) -> None:
         past.traffic = judge(np.array(past.times_s), np.array(past.moved))
-        now_s = past.times_s[-1]
+        if past.traffic.state == "stop":
+            past.silent_since_s = now_s - past.traffic.quiet_s
         suspicious = past.traffic.state in ("drop", "fluctuation", "stop")
         suspicious = suspicious and self._carries(device, past.traffic)
         if suspicious and now_s - past.sampled_s >= AGAIN_S and self._sampling.acquire(blocking=False):

@@ -72,6 +72,8 @@ def find(job: JobSnapshot, usual_ns: int = 0) -> Finding | None:
     activity = [a for _, heartbeat in reporting for a in heartbeat.activity]
     if any(moves_bytes(a) or a.traced or a.helper_cpu_ratio >= BUSY for a in activity):
         return None
+    if not recorded and any(a.cpu_ratio >= BUSY for a in activity):
+        return None
     usual = sum(heartbeat.gauges.get("traffic_bytes_per_s", 0.0) for _, heartbeat in reporting)
     where = ", and every rank waits in a collective" if recorded else ""
     return Finding(

@@ -207,7 +207,8 @@ class Hello:
     launch may tell it a part of the world. `restoring` is the attempt whose ranks it brings back from their
     image, -1 for none. `node_rank` and `world_nodes` are then those of that attempt. On `devices` its ranks
     take turns where the hub wants nothing else, 0: each has one. `replays` says what it trains where training
-    is replayed: "own" for the project's own, "command" for what it was given, "" for nothing.
+    is replayed: "own" for the project's own, "command" for what it was given, "" for nothing. `gpu_count` is
+    how many GPUs its ranks may use, also where NVML, which alone tells `gpus`, is not there.
     """
 
     node: str
@@ -236,6 +237,7 @@ class Hello:
     restoring: int = -1
     devices: int = 0
     replays: Literal["", "own", "command"] = ""
+    gpu_count: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -596,8 +598,9 @@ class ReplayCheck:
 
     Each node has as many ranks as in the job. With `command` they run what the agent was given for it, else
     the project's own training (`diagnostics.replay`) for `seconds`. `number` tells replays of a job apart.
-    `data` of the reply is {"ok": bool, "error": str, "seconds": float, "log": str}, with the folder of the
-    ranks' output. Ranks that still run after `timeout_s` have failed. 0: end the replay that runs, reply {}.
+    `data` of the reply is {"ok": bool, "error": str, "late": bool, "seconds": float, "log": str}. `late`:
+    ranks still ran after `timeout_s`. `log` is the folder of their output. Where the replay says nothing of
+    this machine, there is "not_judged": why. `timeout_s` 0: end the replay that runs, and reply {}.
     """
 
     id: int

@@ -166,7 +166,7 @@ async def _self_check(node: Node, policy: Policy, ids: Ids, level: Level | None)
     A node that is not ready yet is asked again.
     """
     together = level is not None and level.whole_node
-    more_s = (GPUS_S if node.hello.gpus else 0.0) + (WHOLE_NODE_S if together else 0.0)
+    more_s = (GPUS_S if _has_gpus(node) else 0.0) + (WHOLE_NODE_S if together else 0.0)
     reply = Reply(id=0, node=node.name)
     for _ in range(READY_TRIES):
         command = SelfCheck(
@@ -177,6 +177,10 @@ async def _self_check(node: Node, policy: Policy, ids: Ids, level: Level | None)
             return reply
         await asyncio.sleep(READY_AGAIN_S)
     return replace(reply, error=str(reply.data["not_ready"]))
+
+
+def _has_gpus(node: Node) -> bool:
+    return bool(node.hello.gpus) or node.hello.gpu_count > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +211,7 @@ class _Rounds:
         self._nodes = {n.name: n for n in nodes}
         self._policy, self._ids, self._store_job, self._now_s = policy, ids, store_job, now_s
         self._hosts = itertools.cycle(nodes)
-        self._setup_s = GPU_SETUP_S if any(n.hello.gpus for n in nodes) else 0.0
+        self._setup_s = GPU_SETUP_S if any(map(_has_gpus, nodes)) else 0.0
         self._slowest_s: float | None = None
         self.failed: dict[str, str] = {}
         self.unreached: dict[str, str] = {}

@@ -1,4 +1,7 @@
-"""What open findings ask for about the machines of one job, by the `response` in their evidence."""
+"""What open findings ask for about the machines of one job, by the `response` in their evidence.
+
+What only informs asks for nothing: it neither keeps a node under a cordon nor holds anything against it.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,7 @@ class HardwareVerdicts:
 def _verdict(finding: Observation) -> HardwareVerdict | None:
     evidence = finding.evidence
     response, node = evidence.get("response"), evidence.get("node")
-    if response not in {*Response} or not node:
+    if response not in {*Response} - {Response.INFORM} or not node:
         return None
     onset_ns = evidence.get("onset_ns", 0)
     return HardwareVerdict(

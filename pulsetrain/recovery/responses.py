@@ -13,7 +13,7 @@ from pulsetrain.recovery.hardware_verdicts import CheckpointWait, HardwareVerdic
 from pulsetrain.recovery.nodes import GONE, Node, NodeState
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.response import Response
-from pulsetrain.recovery.saves import ask_for_saves, end_saves, restorable_without
+from pulsetrain.recovery.saves import ask_for_saves, end_saves, has_checkpointer, restorable_without
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Phase
 
@@ -27,7 +27,7 @@ def respond(job: JobState, report: Report) -> None:
         end_saves(job)
     for verdict in job.hardware.open.values():
         node = job.members.nodes.get(verdict.node)
-        if node is None or node.state in GONE or verdict.response is Response.INFORM:
+        if node is None or node.state in GONE:
             continue
         _cordon(job, node, verdict)
         running = job.phase in (Phase.RUNNING, Phase.STARTING)
@@ -97,16 +97,19 @@ def _held_back(job: JobState, verdict: HardwareVerdict) -> str:
     if wait is None:
         wait = job.hardware.waiting[verdict.node] = CheckpointWait(since_s=now_s, newer_than=job.last_step)
         ask_for_saves(job)
-    late = now_s - wait.since_s >= job.services.policy.checkpoint_patience_s
-    if late or restorable_without(job, verdict.node) >= wait.newer_than:
+    newest = restorable_without(job, verdict.node)
+    if newest >= wait.newer_than:
         return ""
-    return "it waits for a checkpoint that holds without the node"
+    if not has_checkpointer(job):
+        return "it waits for the script's next checkpoint: the node trains on"
+    late = now_s - wait.since_s >= job.services.policy.checkpoint_patience_s
+    return "" if late and newest >= 0 else "it waits for a checkpoint that holds without the node"
 
 
 def at_a_stop(job: JobState) -> dict[str, str]:
     """Nodes of a stopped job that are to go before it starts again, with the reason.
 
-    At a stop no step is lost by it. What may wait for a step boundary also waits for a standby.
+    What may wait for a step boundary also waits for a standby, and stays where steps would be lost with it.
     """
     if job.services.policy.observe_only:
         return {}
@@ -117,7 +120,9 @@ def at_a_stop(job: JobState) -> dict[str, str]:
             continue
         spare = [n for n in members.standbys() if n.name not in going]
         left = [n for n in members.active() if n.name not in {*going, verdict.node}]
-        if verdict.response is Response.EVICT_NOW or len(left) + len(spare) >= job.resizing.size:
+        replaceable = len(left) + len(spare) >= job.resizing.size
+        costs_steps = restorable_without(job, verdict.node) < restorable_without(job, "")
+        if verdict.response is Response.EVICT_NOW or (replaceable and not costs_steps):
             going[verdict.node] = verdict.reason
     return {name: reason for name, reason in going.items() if name not in members.failed}
 

@@ -108,12 +108,21 @@ async def check(job: JobState, nodes: list[Node]) -> None:
             node.checked_s = float("-inf")
         elif node.name in report.failed:
             _hold_back(job, node, report.failed[node.name])
-        elif node.cordon and _clean(job, node, now_s):
+        elif node.cordon and _clean(job, node, now_s) and _has_passed(node, report):
             job.write("uncordon", {"reason": node.cordon}, node=node.name)
             if node.cordon.startswith(PROBATION):
                 scheduling.give_back(job, node.name)
             node.cordon = ""
             job.forget(node.name)
+
+
+def _has_passed(node: Node, report: CheckReport) -> bool:
+    """Whether a node that did not fail has passed: beside another node, or by itself where it had no partner.
+
+    One whose GPU somebody else uses took no part.
+    """
+    busy = bool(report.reports.get(node.name, {}).get("busy"))
+    return node.name in report.passed or (report.verdict is None and not busy)
 
 
 def note_passed(job: JobState, nodes: Sequence[Node], report: CheckReport) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pulsetrain.agent.launch import local_processes, node_folder, own_hub_folder, visible_gpus
+from pulsetrain.agent.launch import local_processes, node_folder, own_hub_folder
 from pulsetrain.agent.launch_options import HubOptions, LaunchOptions, NodeOptions
 from pulsetrain.agent.processes.rank import Program
 from pulsetrain.cli import pulsetrain
+from pulsetrain.collectors.machine.gpu_count import visible_gpus
 from tests.agent.real_processes import TRAIN, until, with_environment
 
 MARK = "PULSETRAIN_TEST_MARK"

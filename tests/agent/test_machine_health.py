@@ -1,5 +1,7 @@
 """Signs of a machine: from samples, lines of the kernel's log, and events of a C library of our own."""
 
+import time
+
 import pytest
 
 from pulsetrain.agent.machine_health import MachineHealth, identity
@@ -59,3 +61,58 @@ def test_an_xid_of_the_driver_is_a_sign_of_the_gpu_s_address(tmp_path, monkeypat
     (sign,) = health.signs(S)
     assert (sign.kind, sign.device, sign.code) == ("xid", "0000:19:00", 119)
     assert [loop.name for loop in health.loops] == ["gpu_events"]
+
+
+SXID = (
+    "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 28006, Non-fatal, Link 46 MC TS crumbstore fifo overflow",
+    "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 28006, Severity 0 Engine instance 46 Sub-engine instance 00",
+    "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 28006, Data {0x00140004, 0x00100000, 0x00140004, 0x0}",
+)
+
+
+@pytest.mark.parametrize("word", ["Non-fatal", "Fatal"])
+def test_an_sxid_of_three_lines_is_one_and_keeps_how_bad_it_is(word):
+    health = MachineHealth()
+    health.observe(lines(*(line.replace("Non-fatal", word) for line in SXID)))
+    health.observe(lines(SXID[1]))
+    (sign,) = health.signs(S)
+    assert (sign.kind, sign.code, sign.count) == ("sxid", 28006, 1)
+    assert f"28006, {word}, Link 46" in sign.text
+
+
+def test_lines_are_of_now_whatever_the_kernel_stamps_them():
+    """Its clock stands still while the machine sleeps."""
+    health = MachineHealth()
+    health.observe(lines("NVRM: Xid (PCI:0000:9b:00): 79, pid=7, GPU has fallen off the bus."))
+    (sign,) = health.signs(time.time_ns())
+    assert abs(time.time_ns() - sign.last_ns) < 60 * S
+
+
+GPUS = [{"index": i, "uuid": f"GPU-{i}", "pci": f"0000:0{i}:00.0", "model": "H100"} for i in range(4)]
+XID = "NVRM: Xid (PCI:0000:03:00): 79, pid=7, GPU has fallen off the bus."
+
+
+@pytest.mark.parametrize(
+    ("environ", "seen"),
+    [
+        ({}, {"xid", "gpu_lost"}),
+        ({"CUDA_VISIBLE_DEVICES": "2,3"}, {"xid", "gpu_lost"}),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, set()),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-0"}, set()),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-7"}, {"xid", "gpu_lost"}),
+    ],
+)
+def test_what_happens_to_gpus_of_other_jobs_is_not_told(environ, seen):
+    health = MachineHealth(GPUS, environ=environ)
+    health.observe(lines(XID))
+    health.observe(metrics("n", [("GPU-3", "gpu_lost", 1.0)], S))
+    assert {sign.kind for sign in health.signs(S)} == seen
+
+
+def test_where_cuda_counts_gpus_in_an_order_of_its_own_all_are_told():
+    mixed = [*GPUS[:3], {**GPUS[3], "model": "A100"}]
+    for order, seen in (("FASTEST_FIRST", {"xid"}), ("PCI_BUS_ID", set())):
+        environ = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": order}
+        health = MachineHealth(mixed, environ=environ)
+        health.observe(lines(XID))
+        assert {sign.kind for sign in health.signs(S)} == seen

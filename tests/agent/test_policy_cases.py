@@ -130,3 +130,22 @@ def test_of_several_troubles_the_strictest_response_counts(node):
     assert node.response() == "cordon"
     node.second(lost=1)
     assert node.response() == "evict_now"
+
+
+def test_an_nvlink_xid_of_which_the_driver_does_not_say_how_bad_it_was_evicts_nobody(node):
+    """Its line in the kernel's log says so. An agent may not be allowed to read that."""
+    node.xid(149)
+    assert node.response() == "inform"
+
+
+def test_a_gpu_that_was_lost_before_the_agent_began_is_told_and_the_others_are_watched(tmp_path, monkeypatch):
+    driver = TestDriver(tmp_path / "state", gpus=2)
+    driver.bind(monkeypatch)
+    driver.set(1, lost=1)
+    node = Node(driver)
+    assert node.sampler.blind == ""
+    node.second()
+    (finding,) = node.findings()
+    assert (finding.evidence["response"], finding.subject) == ("evict_now", "n/GPU 1")
+    node.second(ecc_uncorrected=1)
+    assert {f.subject for f in node.findings()} == {"n/GPU 1", "n/GPU-00"}

@@ -115,3 +115,10 @@ def test_judging_costs_little():
     site.run(5, mlx5=1e9)
     assert time.thread_time() - began < 0.1
     assert np.isfinite(site.watch.gauges["traffic_bytes_per_s"])
+
+
+def test_a_stop_that_lasts_longer_than_the_past_that_is_kept_is_told_all_the_time():
+    site = Site().run(600, mlx5=1e9).run(1200, mlx5=0.0)
+    assert site.watch.gauges["traffic_stopped_s"] == pytest.approx(1200, abs=5)
+    site.run(30, mlx5=1e9)
+    assert site.watch.gauges == {"traffic_bytes_per_s": pytest.approx(1e9), "traffic_stopped_s": 0.0}

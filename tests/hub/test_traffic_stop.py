@@ -120,3 +120,9 @@ def test_a_hang_that_is_named_already_has_the_stop_as_evidence():
 def test_a_job_that_carries_traffic_keeps_its_findings_as_they_are():
     flowing = job(node("a", 0, stopped_s=0.0), node("b", 2))
     assert with_evidence(flowing, []) == []
+
+
+def test_a_program_that_computes_does_not_hang():
+    busy = RankActivity(rank=0, cpu_ratio=1.0, helper_cpu_ratio=0.0, io_bytes_s=0.0, still_ns=0)
+    assert find(job(node("a", 0, activity=(busy,)), node("b", 2))) is None
+    assert find(job(waiting("a", 0, activity=(busy,)), waiting("b", 2))) is not None

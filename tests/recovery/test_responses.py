@@ -2,7 +2,7 @@
 
 import asyncio
 
-from pulsetrain.protocol.messages import Leave, PairCheck, SelfCheck, Start
+from pulsetrain.protocol.messages import Leave, OwnCheckpoint, PairCheck, SelfCheck, Start
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.transitions import Phase
@@ -297,5 +297,68 @@ def test_a_hang_with_a_culprit_is_checked_as_configured():
         await job.form()
         await job.see(hang(3), seconds=1.0)
         assert job.told("self_check")[0]["detail"]["level"] == "light"
+
+    run(scenario)
+
+
+async def sees_for(job, seconds, *found):
+    """The trouble stays for so long, and everybody keeps saying that they are there."""
+    for _ in range(0, seconds, 20):
+        job.fleet.clock.now_s += 20
+        for agent in job.fleet.agents.values():
+            agent.send_heartbeat()
+        await job.see(*found)
+
+
+def test_without_anything_to_go_on_from_a_node_in_trouble_trains_on():
+    async def scenario():
+        job = Job()
+        await job.fleet.form()
+        for agent in job.fleet.agents.values():
+            agent.held = ()
+            agent.send_heartbeat()
+        await sees_for(job, 600, trouble("b", "evict_at_step"))
+        assert (job.world, job.fleet.job.attempt) == (["a", "b"], 0)
+
+    run(scenario)
+
+
+def test_the_next_checkpoint_of_the_script_s_own_is_waited_for():
+    async def scenario():
+        job = Job()
+        await job.fleet.form()
+        for agent in job.fleet.agents.values():
+            agent.held = ()
+            agent.send_heartbeat()
+        job.fleet.agents["a"].writes(written(7))
+        for agent in (job.fleet.agents["a"], job.fleet.agents["b"]):
+            agent.steps = dict.fromkeys(agent.steps, 9)
+            agent.send_heartbeat()
+        await sees_for(job, 600, trouble("b", "evict_at_step"))
+        assert job.world == ["a", "b"]
+        why = job.told("eviction_deferred")[0]["detail"]["why_not"]
+        assert why == "it waits for the script's next checkpoint: the node trains on"
+        job.fleet.agents["a"].writes(written(12))
+        await job.see(trouble("b", "evict_at_step"))
+        assert job.world == ["a", "z"]
+
+    run(scenario)
+
+
+def written(step):
+    return OwnCheckpoint(step=step, bytes=9, path=f"/c/{step}.pt", written_ns=int(1e12), files=1)
+
+
+def test_at_a_stop_a_node_stays_whose_memory_alone_has_the_newest_step():
+    async def scenario():
+        job = Job()
+        await job.form()
+        for agent in (job.fleet.agents["a"], job.fleet.agents["b"]):
+            agent.complete(10)
+        job.fleet.agents["a"].rank_exits(0, 1)
+        job.fleet.controller.jobs["j"].observe((), [trouble("b", "evict_at_step")])
+        await job.fleet.settle()
+        assert job.world == ["a", "b"]
+        assert job.fleet.journal.last("recovery")["detail"]["resumed_step"] == 10
 
     run(scenario)

@@ -266,3 +266,39 @@ def test_a_first_exit_of_a_rank_checks_the_standby_that_replaces_its_sick_node()
         assert pairs(fleet, "z")
 
     run(scenario)
+
+
+def test_what_only_informs_keeps_no_good_node_out():
+    async def scenario():
+        fleet = Fleet("abz", policy=Policy(probation_s=60))
+        await fleet.form()
+        fleet.controller.jobs["j"].observe((), [trouble("z", "cordon")])
+        await fleet.settle()
+        assert fleet.node("z").cordon
+        for _ in range(6):
+            fleet.controller.jobs["j"].observe((), [trouble("z", "inform")])
+            await pass_time(fleet, 20)
+        assert fleet.node("z").cordon == ""
+
+    run(scenario)
+
+
+def test_a_check_that_says_nothing_ends_no_probation():
+    """Two standbys that fail beside each other: one of them is faulty, and nobody knows which."""
+
+    async def scenario():
+        fleet = Fleet("abyz", policy=Policy(probation_s=60))
+        await fleet.form()
+        fleet.controller.jobs["j"].observe((), [trouble("y", "cordon"), trouble("z", "cordon")])
+        await fleet.settle()
+        fleet.agents["z"].deaf = True
+        fleet.controller.jobs["j"].observe((), ())
+        await pass_time(fleet, 200)
+        assert pairs(fleet, "z") == {("y", "z")}
+        assert fleet.node("y").cordon
+        assert fleet.node("z").cordon
+        fleet.agents["z"].deaf = False
+        await pass_time(fleet, 60)
+        assert (fleet.node("y").cordon, fleet.node("z").cordon) == ("", "")
+
+    run(scenario)

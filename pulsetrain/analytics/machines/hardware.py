@@ -42,6 +42,10 @@ _SEVERITY_ORDER = {"info": 0, "warning": 1, "critical": 2}
 _CONFIDENCE = {"critical": 0.95, "warning": 0.7, "info": 0.5}
 
 
+NVLINK5 = range(144, 151)
+"""Xids whose lines say "Fatal" or "Nonfatal". Source: NVIDIA Xid catalog 2025-10."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FaultReport:
     """One kind of trouble of one device, from all lines that report it. Times are nanoseconds."""
@@ -180,8 +184,14 @@ class LineReader:
 
 
 def coded_report(family: str, code: int, device: str, ts_ns: int) -> FaultReport:
-    """An Xid or SXid of which the driver tells the number alone."""
-    return FaultReport(family=family, code=code, device=device, first_ns=ts_ns, last_ns=ts_ns)
+    """An Xid or SXid of which the driver tells the number alone.
+
+    Where the line in the kernel's log says whether it was fatal, the number alone is a warning.
+    """
+    severity: Severity | None = "warning" if family == "xid" and code in NVLINK5 else None
+    return FaultReport(
+        family=family, code=code, device=device, first_ns=ts_ns, last_ns=ts_ns, severity=severity
+    )
 
 
 def address(text: str) -> str:
@@ -202,7 +212,7 @@ def _device(match: re.Match[str]) -> str:
 
 def _report(line: KernelLine, family: str, code: int, device: str, rest: str) -> FaultReport:
     processes = {f"{m['name'] or '?'}[{m['pid']}]" for m in _PROCESS.finditer(rest)}
-    fatal = _FATAL.search(rest) if family == "sxid" or 144 <= code <= 150 else None
+    fatal = _FATAL.search(rest) if family == "sxid" or code in NVLINK5 else None
     severity: Severity | None = None
     if fatal:
         severity = "critical" if fatal[1].lower() == "fatal" else "info"

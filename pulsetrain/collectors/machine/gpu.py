@@ -108,6 +108,7 @@ class GpuSampler:
         self._nvml = nvml
         self._unsupported: set[tuple[str, str]] = set()
         self._devices: list[tuple[str, Any]] = []
+        self._lost: list[str] = []  # when this began
         self.failed_reads = 0
         self.blind = self._open()
         self._activity = GpuActivity(self._nvml)
@@ -121,11 +122,21 @@ class GpuSampler:
         try:
             self._nvml.nvmlInit()
             count = self._nvml.nvmlDeviceGetCount()
-            handles = [self._nvml.nvmlDeviceGetHandleByIndex(i) for i in range(count)]
-            self._devices = [(_text(self._nvml.nvmlDeviceGetUUID(h)), h) for h in handles]
         except self._nvml.NVMLError as error:
             return f"NVML: {error}"
-        return "" if self._devices else "NVML sees no GPU"
+        for index in range(count):
+            self._open_one(index)
+        return "" if self._devices or self._lost else "NVML sees no GPU"
+
+    def _open_one(self, index: int) -> None:
+        """One that is lost by now has no name of its own. One that may not be read is left out."""
+        try:
+            handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+            self._devices.append((_text(self._nvml.nvmlDeviceGetUUID(handle)), handle))
+        except _error(self._nvml, "NVMLError_GpuIsLost"):
+            self._lost.append(f"GPU {index}")
+        except self._nvml.NVMLError:
+            self.failed_reads += 1
 
     def identities(self) -> list[dict[str, Any]]:
         """Return index, UUID, PCI address and model of each GPU that answers.
@@ -200,7 +211,7 @@ class GpuSampler:
 
     def sample(self, now_ns: int) -> Columns:
         """Return one batch of `metrics`, all stamped `now_ns` (UTC). Empty while blind."""
-        rows: list[tuple[str, str, float]] = []
+        rows = [(name, LOST, 1.0) for name in self._lost]
         for uuid, handle in self._devices:
             began = time.monotonic()
             rows += [(uuid, name, value) for name, value in self._values(uuid, handle)]

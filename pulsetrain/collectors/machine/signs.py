@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pulsetrain.protocol.messages import HardwareSign
@@ -18,11 +19,17 @@ from pulsetrain.records.columns import Columns
 KEPT_NS = 3600 * 10**9  # how long something that happened is told
 COUNTED_NS = 24 * KEPT_NS  # how long it counts where the same happens again
 CLEARED_NS = 5 * 10**9  # a state that is absent for so long has ended
+APART_NS = 5 * 10**9  # what comes sooner after the last one belongs to the same burst
+GAP_NS = 10 * 10**9  # after so long without a sample nothing is known of what a port did: the machine slept
 MOST_TIMES = 16
 MOST_SIGNS = 64
+SAMPLES = (
+    5  # of which so many must show that a GPU is slowed down, before that is a state, and while it is one.
+)
+LASTING, GOING_ON = 4, 2  # It is so for a moment whenever its clock changes (DCGM on the reason 0x8)
 RATE_NS = 5 * 10**9  # corrected errors are counted over so long
-BUSY_RATIO = 0.5  # an idle GPU slows its bus down on purpose
-SILENT_NS = 20 * 10**9
+BUSY_RATIO = 0.5  # an idle GPU slows its bus down and narrows it on purpose (manual of nvidia-smi)
+SILENT_S = 20.0
 
 # bits of nvml.h: nvmlClocksEventReason*
 _REASONS = {
@@ -45,6 +52,7 @@ _COUNTERS = {
     "rdma_link_downed_total": "port_down",
     "nic_link_downed_total": "port_down",
 }
+_BY_COUNT = ("ecc_uncorrected",)  # each is an error of its own. Of all else a burst is one event
 _BY_SAMPLE = ("nvlink_errors",)  # one burst may be many errors, so samples count and not errors
 _UP = {"nic_port_state": 1.0, "rdma_port_state": 4.0}
 _GPU = ("gpu_clock_event_reasons", "gpu_pcie_width", "gpu_pcie_width_max", "gpu_pcie_generation")
@@ -63,7 +71,8 @@ _READ = {
 class _Sign:
     """One sign of one device. `held`: it is a state, which ends where it is not seen again.
 
-    `told` is how often the driver and how often the kernel's log told of it.
+    `told` is how often the driver and how often the kernel's log told of it. `grave`: its text is of a line
+    that says that it was fatal.
     """
 
     kind: str
@@ -75,6 +84,7 @@ class _Sign:
     value: float = 0.0
     count: int = 0
     text: str = ""
+    grave: bool = False
     times_ns: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_TIMES))
     told: Counter[str] = field(default_factory=Counter)
 
@@ -109,12 +119,21 @@ class _Device:
     widest: float = 0.0
     corrected: tuple[int, float] | None = None
     was_up: bool = False
+    seen_ns: int = 0
+    reasons: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
 
 
 class SignTracker:
-    """The signs of one machine. Any thread may call it."""
+    """The signs of one machine. Any thread may call it.
 
-    def __init__(self) -> None:
+    `foreign` are devices that others use: UUIDs and PCI addresses of GPUs. Nothing is told of them.
+    """
+
+    def __init__(
+        self, foreign: Collection[str] = (), *, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._foreign, self._clock_s = frozenset(foreign), clock_s
+        self._gpus_seen_s = 0.0
         self._lock = threading.Lock()
         self._signs: dict[tuple[str, str, int], _Sign] = {}
         self._earlier: dict[tuple[str, str, int], tuple[int, ...]] = {}
@@ -122,26 +141,43 @@ class SignTracker:
         self._gpus_seen_ns = 0
 
     def happened(
-        self, kind: str, device: str, now_ns: int, *, code: int = 0, count: int = 1, text: str = ""
+        self,
+        kind: str,
+        device: str,
+        now_ns: int,
+        *,
+        code: int = 0,
+        count: int = 1,
+        text: str = "",
+        grave: bool = False,
     ) -> None:
-        """Something happened `count` times. What driver and kernel's log both tell counts once."""
-        with self._lock:
-            self._happened(kind, device, now_ns, code, count, text)
+        """Something happened `count` times. What driver and kernel's log both tell counts once.
 
-    def _happened(self, kind: str, device: str, now_ns: int, code: int, count: int, text: str) -> None:
+        `grave`: the text says that it was fatal. One that does not say so does not replace that text.
+        """
+        with self._lock:
+            self._happened(kind, device, now_ns, code, count, text, grave=grave)
+
+    def _happened(
+        self, kind: str, device: str, now_ns: int, code: int, count: int, text: str, *, grave: bool = False
+    ) -> None:
+        if device in self._foreign:
+            return
         key = (kind, device, code)
         sign = self._signs.get(key)
         if sign is None:
             sign = self._signs[key] = _Sign(kind, device, code, now_ns, now_ns, held=False)
             self._go_on(sign, [t for t in self._earlier.pop(key, ()) if now_ns - t <= COUNTED_NS])
-        sign.text = text or sign.text
+        if text and (grave or not sign.grave):
+            sign.text, sign.grave = text, grave
         if code and sign.is_told_again(text):
             return
         sign.count += count
         sign.last_ns = max(sign.last_ns, now_ns)
-        if kind not in _BY_SAMPLE:
+        apart_ns = 1 if kind in _BY_SAMPLE else APART_NS
+        if kind in _BY_COUNT:
             sign.times_ns.extend([now_ns] * min(count, MOST_TIMES))
-        elif now_ns not in sign.times_ns:
+        elif not sign.times_ns or now_ns - sign.times_ns[-1] >= apart_ns:
             sign.times_ns.append(now_ns)
 
     def _go_on(self, sign: _Sign, earlier_ns: Sequence[int]) -> None:
@@ -161,12 +197,13 @@ class SignTracker:
                 by_device.setdefault(str(row["device"]), {})[name] = float(str(row["value"]))
         with self._lock:
             for device, values in by_device.items():
-                self._look(device, values, now_ns)
+                if device not in self._foreign:
+                    self._look(device, values, now_ns)
 
     def _look(self, device: str, values: Mapping[str, float], now_ns: int) -> None:
         memory = self._devices.setdefault(device, _Device())
         if "gpu_lost" in values:
-            self._gpus_seen_ns = now_ns
+            self._gpus_seen_ns, self._gpus_seen_s = now_ns, self._clock_s()
         for name, kind in _FLAGS.items():
             if values.get(name, 0.0) > 0:
                 self._hold(kind, device, now_ns, values[name])
@@ -176,25 +213,37 @@ class SignTracker:
             if name in values:
                 before = memory.counters.get(name, values[name])
                 memory.counters[name] = values[name]
+                if kind == "port_down" and memory.seen_ns and now_ns - memory.seen_ns > GAP_NS:
+                    continue
                 rose = int(values[name] - before)  # below 0: the driver was loaded anew
                 if rose > 0 and memory.was_up:  # a port that nothing uses may try again and again
                     self._happened(kind, device, now_ns, 0, rose, "")
-        reasons = int(values.get("gpu_clock_event_reasons", 0.0))
-        for kind, bit in _REASONS.items():
-            if reasons & bit:
-                self._hold(kind, device, now_ns, 1.0)
+        memory.seen_ns = now_ns
+        if "gpu_clock_event_reasons" in values:
+            self._look_at_clocks(memory, device, int(values["gpu_clock_event_reasons"]), now_ns)
         self._look_at_bus(memory, device, values, now_ns)
         self._look_at_memory(memory, device, values, now_ns)
+
+    def _look_at_clocks(self, memory: _Device, device: str, reasons: int, now_ns: int) -> None:
+        memory.reasons.append((now_ns, reasons))
+        for kind, bit in _REASONS.items():
+            seen_ns = [at_ns for at_ns, each in memory.reasons if each & bit]
+            sign = self._signs.get((kind, device, 0))
+            going_on = sign is not None and now_ns - sign.last_ns <= CLEARED_NS
+            if reasons & bit and len(seen_ns) >= (GOING_ON if going_on else LASTING):
+                self._hold(kind, device, now_ns, 1.0, since_ns=seen_ns[0])
 
     def _look_at_bus(self, memory: _Device, device: str, values: Mapping[str, float], now_ns: int) -> None:
         width, best = values.get("gpu_pcie_width", 0.0), values.get("gpu_pcie_width_max", 0.0)
         memory.widest = max(memory.widest, width)
+        speed, fastest = values.get("gpu_pcie_generation", 0.0), values.get("gpu_pcie_generation_max", 0.0)
+        if values.get("gpu_utilization_ratio", 0.0) <= BUSY_RATIO:
+            return
         if 0 < width < memory.widest:
             self._hold("pcie_width_drop", device, now_ns, width)
         elif 0 < width < best:
             self._hold("pcie_width_low", device, now_ns, width)
-        speed, fastest = values.get("gpu_pcie_generation", 0.0), values.get("gpu_pcie_generation_max", 0.0)
-        if 0 < speed < fastest and values.get("gpu_utilization_ratio", 0.0) > BUSY_RATIO:
+        if 0 < speed < fastest:
             self._hold("pcie_speed_drop", device, now_ns, speed)
 
     def _look_at_memory(self, memory: _Device, device: str, values: Mapping[str, float], now_ns: int) -> None:
@@ -211,12 +260,14 @@ class SignTracker:
                 rate = (total - before) / (now_ns - since_ns) * 1e9
                 self._hold("ecc_corrected", device, now_ns, rate, count=int(total - before))
 
-    def _hold(self, kind: str, device: str, now_ns: int, value: float, *, count: int = 0) -> None:
-        """A state is there. One that was absent for a while begins anew."""
+    def _hold(
+        self, kind: str, device: str, now_ns: int, value: float, *, count: int = 0, since_ns: int = 0
+    ) -> None:
+        """A state is there. One that was absent for a while begins anew, `since_ns` if that is given."""
         key = (kind, device, 0)
         sign = self._signs.get(key)
         if sign is None or now_ns - sign.last_ns > _kept_ns(sign):
-            sign = self._signs[key] = _Sign(kind, device, 0, now_ns, now_ns, held=True)
+            sign = self._signs[key] = _Sign(kind, device, 0, since_ns or now_ns, now_ns, held=True)
         sign.last_ns, sign.value = now_ns, value
         sign.count += count
 
@@ -226,7 +277,7 @@ class SignTracker:
         A GPU that is lost stays lost. A sampler that a driver holds is a sign too, and ends no state.
         """
         with self._lock:
-            silent = self._silent(now_ns)
+            silent = self._silent()
             for key, sign in list(self._signs.items()):
                 if not (silent and sign.held) and now_ns - sign.last_ns > _kept_ns(sign):
                     del self._signs[key]
@@ -245,15 +296,13 @@ class SignTracker:
             else:
                 del self._earlier[key]
 
-    def _silent(self, now_ns: int) -> bool:
-        return bool(self._gpus_seen_ns) and now_ns - self._gpus_seen_ns > SILENT_NS
+    def _silent(self) -> bool:
+        return bool(self._gpus_seen_ns) and self._clock_s() - self._gpus_seen_s > SILENT_S
 
     def _silence(self, now_ns: int) -> HardwareSign:
+        silent_s = self._clock_s() - self._gpus_seen_s
         return HardwareSign(
-            kind="gpu_silent",
-            first_ns=self._gpus_seen_ns,
-            last_ns=now_ns,
-            value=(now_ns - self._gpus_seen_ns) / 1e9,
+            kind="gpu_silent", first_ns=now_ns - int(silent_s * 1e9), last_ns=now_ns, value=silent_s
         )
 
 

@@ -16,16 +16,19 @@ class Machine:
     """A tracker that gets one sample a second."""
 
     def __init__(self):
-        self.tracker, self.now_s = SignTracker(), 1000
+        self.now_s = self.clock_s = 1000
+        self.tracker = SignTracker(clock_s=lambda: self.clock_s)
 
     def sample(self, seconds=1, device="GPU-1", **values):
         for _ in range(seconds):
             self.now_s += 1
+            self.clock_s = self.now_s
             rows = [(device, name, float(value)) for name, value in {"gpu_lost": 0, **values}.items()]
             self.tracker.observe(metrics("n", rows, self.now_s * S))
 
     def signs(self, after_s=0):
-        return {sign.kind: sign for sign in self.tracker.read((self.now_s + after_s) * S)}
+        self.clock_s = self.now_s + after_s
+        return {sign.kind: sign for sign in self.tracker.read(self.clock_s * S)}
 
 
 def test_a_healthy_machine_has_no_sign():
@@ -69,16 +72,20 @@ def test_a_throttle_reason_lasts_until_it_is_gone_for_a_while():
 
 def test_a_bus_that_was_wider_is_another_sign_than_one_that_never_was():
     machine = Machine()
-    machine.sample(gpu_pcie_width=8, gpu_pcie_width_max=16)
+    busy = {"gpu_pcie_width_max": 16, "gpu_utilization_ratio": 0.9}
+    machine.sample(gpu_pcie_width=8, **busy)
     assert {*machine.signs()} == {"pcie_width_low"}
-    machine.sample(gpu_pcie_width=16, gpu_pcie_width_max=16)
-    machine.sample(6, gpu_pcie_width=8, gpu_pcie_width_max=16)
+    machine.sample(gpu_pcie_width=16, **busy)
+    machine.sample(6, gpu_pcie_width=8, **busy)
     assert {*machine.signs()} == {"pcie_width_drop"}
     assert machine.signs()["pcie_width_drop"].value == 8
 
 
-def test_an_idle_gpu_may_slow_its_bus_down():
+def test_an_idle_gpu_may_slow_its_bus_down_and_narrow_it():
     machine = Machine()
+    machine.sample(gpu_pcie_width=16, gpu_pcie_width_max=16, gpu_utilization_ratio=0.9)
+    machine.sample(9, gpu_pcie_width=4, gpu_pcie_width_max=16, gpu_utilization_ratio=0.0)
+    assert machine.signs() == {}
     machine.sample(gpu_pcie_generation=1, gpu_pcie_generation_max=5, gpu_utilization_ratio=0.0)
     assert machine.signs() == {}
     machine.sample(gpu_pcie_generation=1, gpu_pcie_generation_max=5, gpu_utilization_ratio=0.9)
@@ -185,3 +192,50 @@ def test_a_storm_of_signs_does_not_fill_the_heartbeat():
     signs = tracker.read(300 * S)
     assert len(signs) == MOST_SIGNS
     assert signs[0].device == "sd299"
+
+
+@pytest.mark.parametrize("seen", ["1000", "1100", "10"])
+def test_a_reason_that_comes_and_goes_with_the_load_is_no_state(seen):
+    machine = Machine()
+    for bit in seen * 40:
+        machine.sample(gpu_clock_event_reasons=0x8 * int(bit))
+    assert machine.signs() == {}
+
+
+def test_a_port_is_not_blamed_for_what_it_did_while_the_machine_slept():
+    machine = Machine()
+    machine.sample(device="port", nic_port_state=1, nic_link_downed_total=3)
+    machine.now_s += 3600
+    machine.sample(device="port", nic_port_state=1, nic_link_downed_total=5)
+    assert "port_down" not in machine.signs()
+    machine.sample(device="port", nic_port_state=0, nic_link_downed_total=6)
+    assert machine.signs()["port_down"].count == 1
+
+
+def test_two_downs_of_one_burst_are_one_event_and_a_later_one_is_another():
+    machine = Machine()
+    for total, seconds in ((3, 1), (5, 1), (6, 9), (7, 1)):
+        machine.sample(seconds, device="port", nic_port_state=1, nic_link_downed_total=total)
+    sign = machine.signs()["port_down"]
+    assert (sign.count, len(sign.times_ns)) == (4, 2)
+
+
+def test_what_others_gpus_do_is_not_told():
+    tracker = SignTracker({"GPU-2", "0000:18:00"})
+    tracker.happened("xid", "0000:18:00", S, code=79)
+    tracker.observe(metrics("n", [("GPU-2", "gpu_lost", 1.0), ("GPU-1", "gpu_lost", 0.0)], S))
+    assert tracker.read(2 * S) == ()
+
+
+def test_a_line_that_says_less_does_not_replace_one_that_says_fatal():
+    tracker = SignTracker()
+    for text, grave in (("149, Nonfatal", False), ("149, Fatal", True), ("149, Nonfatal", False)):
+        tracker.happened("xid", "0000:18:00", S, code=149, text=text, grave=grave)
+    (sign,) = tracker.read(2 * S)
+    assert sign.text == "149, Fatal"
+
+
+def test_a_clock_that_is_set_forward_silences_no_driver():
+    machine = Machine()
+    machine.sample()
+    assert machine.tracker.read((machine.now_s + 3600) * S) == ()
