@@ -116,7 +116,7 @@ async def check(job: JobState) -> Outcome:
     members.failed = {**report.failed, **await _failed_once_back(job, nodes, report.unreached)}
     if members.failed:
         job.restarts.unexplained = 0
-    if fault is not None and fault.event is Event.EVICT:
+    if fault is not None and fault.event is Event.EVICT and not _stays(job, fault):
         members.failed[fault.node] = fault.reason
     members.failed |= responses.at_a_stop(job)
     members.failed |= await arithmetic_checks.at_a_stop(job)
@@ -173,6 +173,15 @@ async def _back_off(job: JobState) -> None:
     """Wait before the next launch where attempts fail again and again. Who ends the job ends the wait."""
     while job.launches_in_s() > 0 and not job.ended_by:
         await asyncio.sleep(POLL_S)
+
+
+def _stays(job: JobState, fault: Fault) -> bool:
+    """Whether the node stays that the job was to be taken off: who was to take its place failed its check."""
+    failed, active = job.members.failed, job.members.active()
+    left = [n for n in active if n.name != fault.node and n.name not in failed]
+    spare = [n for n in job.members.standbys() if n.name not in failed]
+    moved = fault.cause == "migration" and fault.node not in failed
+    return moved and not job.resizing.fit(len(left) + len(spare))
 
 
 def _by_policy(fault: Fault) -> bool:
@@ -339,11 +348,16 @@ async def clear_node(job: JobState, node: Node) -> None:
 
 
 async def rest(job: JobState) -> Outcome:
-    """The job is pre-empted. One that waited for nodes may have parked processes."""
+    """The job is pre-empted. One that waited for nodes may have parked processes.
+
+    Where it is resumed meanwhile, what belongs to the resume stays.
+    """
+    move = job.move
     if job.recovery is not None and not job.recovery.none_kept:
         present = [node for node in job.members.present() if not late_ranks.are_on(job, node)]
         await _end_parked(job, present, "pre-empted")
-    await moving.rest(job)
+    if job.move is move:
+        await moving.rest(job)
     return None
 
 

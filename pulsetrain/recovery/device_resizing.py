@@ -80,8 +80,8 @@ async def _carry_out(
 ) -> ResizePreview:
     number = job.attempt.number
     why_not = await _why_nodes_refuse(job, plan)
-    if not why_not and (job.attempt.number != number or job.phase is not Phase.RUNNING):
-        why_not = f"job {job.name!r} was stopped meanwhile; try again"
+    if not why_not and (job.attempt.number != number or job.phase is not Phase.RUNNING or job.move):
+        why_not = f"job {job.name!r} was stopped or moved meanwhile; try again"
     if why_not:
         raise UsageError(why_not)
     answer = _answer(job, snapshot, request, plan, "", dry_run=False)

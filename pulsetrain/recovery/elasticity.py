@@ -15,9 +15,11 @@ from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.resizing import Nodes, other_size, size_now
 from pulsetrain.recovery.saves import (
+    TORN_S,
     ask_for_saves,
     end_saves,
     has_checkpointer,
+    is_writing,
     restorable_without,
     saves_every_step,
 )
@@ -281,5 +283,7 @@ def _may_grow(job: JobState) -> bool:
         resizing.why_not = NOTHING_SAVED
         return False
     resizing.why_not = ""
-    patient = now_s - resizing.asked_s < job.services.policy.checkpoint_patience_s
-    return saved >= resizing.newer_than or not patient
+    waited_s, patience_s = now_s - resizing.asked_s, job.services.policy.checkpoint_patience_s
+    if is_writing(job) and waited_s < patience_s + TORN_S:
+        return False
+    return saved >= resizing.newer_than or waited_s >= patience_s

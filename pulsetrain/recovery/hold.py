@@ -35,11 +35,10 @@ SAVED_S = 10.0
 
 def begin(job: JobState, on_end: Callable[[], None]) -> Hold:
     """Ask all ranks to stand after a step. Returns at once. `on_end` is called once they do, or cannot."""
-    now_s, step_s = job.services.clock.monotonic_s(), 1 / job.rate.per_s if job.rate.per_s else 0.0
     hold = Hold(
         number=_number(job),
-        began_s=now_s,
-        limit_s=max(LIMIT_S, LIMIT_STEPS * step_s),
+        began_s=job.services.clock.monotonic_s(),
+        limit_s=max(LIMIT_S, LIMIT_STEPS * job.rate.step_s),
         attempt=job.attempt.number,
     )
     job.services.background.once("hold", _ask_until_settled(job, hold, on_end))

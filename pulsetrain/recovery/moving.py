@@ -15,9 +15,12 @@ from pulsetrain.recovery.move_request import ASKED, LONGEST_S, Hold, Image, Move
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.record import Fault, Recovery
 from pulsetrain.recovery.saves import (
+    TORN_S,
     ask_for_saves,
     end_saves,
     has_checkpointer,
+    is_saving,
+    is_writing,
     restorable_without,
     saves_every_step,
 )
@@ -255,7 +258,11 @@ def _why_begins_anew(job: JobState, request: MoveRequest) -> str:
 def _may_act(job: JobState, move: Move) -> bool:
     """Whether the ranks may be ended, or brought to a stand for it."""
     now_s, held = job.services.clock.monotonic_s(), _present_hold(job, move)
-    if (held is not None and held.saved_step < 0) or now_s - move.asked_s >= move.request.wait_s:
+    waits_s = move.request.wait_s
+    stands = held is not None and held.state == "stands" and held.saved_step < 0
+    if waits_s and not stands and now_s - move.asked_s < waits_s + TORN_S and is_saving(job):
+        return False
+    if (held is not None and held.saved_step < 0) or now_s - move.asked_s >= waits_s:
         return True
     if restorable_without(job, move.request.node) < move.newer_than:
         return False
@@ -263,7 +270,7 @@ def _may_act(job: JobState, move: Move) -> bool:
         return move.asked_in == job.attempt.number or saves_every_step(job)
     move.saved_s = move.saved_s or now_s
     if held is not None and held.state == "asked":
-        return now_s - move.saved_s > hold.OWN_GRACE_S
+        return now_s - move.saved_s > hold.OWN_GRACE_S and not is_writing(job)
     return held is not None
 
 
@@ -279,6 +286,8 @@ def _stands_saved(job: JobState, move: Move, loop: Loop) -> bool:
         waited = job.services.clock.monotonic_s() - move.asked_s >= move.request.wait_s
         if waited or not has_checkpointer(job):
             return True
+        if held is not None:
+            held.state = "over"  # two holds would undo each other
         held = move.hold = hold.begin(job, lambda: look(job, loop))
     return hold.settled(job, held, restorable_without(job, move.request.node))
 
@@ -365,7 +374,8 @@ def _resume(job: JobState, request: MoveRequest, loop: Loop) -> None:
         end_saves(job)
         return
     image = resume_nodes.waiting_image(job, move)
-    if image is None and not request.nodes:  # both are kept until the launch: a new hub asks once more
+    chosen = request.nodes or request.actor == POOL
+    if image is None and not chosen:  # these are kept until the launch: a new hub asks once more
         job.services.memory.preemption(job.name, None)
     resume_nodes.choose(job, request.nodes, image)
     fault = faults.resumed(request.reason, request.actor, job.attempt.number, job.now_ns())

@@ -13,7 +13,13 @@ from pulsetrain.recovery.hardware_verdicts import CheckpointWait, HardwareVerdic
 from pulsetrain.recovery.nodes import GONE, Node, NodeState
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.response import Response
-from pulsetrain.recovery.saves import ask_for_saves, end_saves, has_checkpointer, restorable_without
+from pulsetrain.recovery.saves import (
+    ask_for_saves,
+    end_saves,
+    has_checkpointer,
+    is_writing,
+    restorable_without,
+)
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Phase
 
@@ -98,6 +104,8 @@ def _held_back(job: JobState, verdict: HardwareVerdict) -> str:
         wait = job.hardware.waiting[verdict.node] = CheckpointWait(since_s=now_s, newer_than=job.last_step)
         ask_for_saves(job)
     newest = restorable_without(job, verdict.node)
+    if is_writing(job):
+        return "it waits until the script has written its checkpoint"
     if newest >= wait.newer_than:
         return ""
     if not has_checkpointer(job):

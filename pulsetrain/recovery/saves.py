@@ -10,7 +10,9 @@ from pulsetrain.protocol.messages import SaveFrom
 from pulsetrain.recovery.nodes import Node, NodeState
 from pulsetrain.recovery.state import JobState
 
+SAVING = "checkpoint"  # the phase
 UNKNOWN = -1  # of which attempt a checkpoint is: an older agent does not say
+TORN_S = 120.0  # so long beyond what was asked for a checkpoint is waited for that is being written
 LEAD_S = 3.0  # a heartbeat is up to a second old, and the request takes its way to every rank
 
 
@@ -23,6 +25,28 @@ def restorable_without(job: JobState, node: str) -> int:
     plan = job.members.plan_restore(job.members.world, job.restarts.unrestorable, without=node)
     own = job.own_checkpoints.newest()
     return max(plan.step, own.step if own is not None and own.complete else -1)
+
+
+def is_saving(job: JobState) -> bool:
+    """Whether a rank is inside a call that writes a checkpoint."""
+    statuses = job.members.statuses(job.attempt.number)
+    return any(status.last_phase == SAVING and status.state != "gone" for status in statuses)
+
+
+def is_writing(job: JobState) -> bool:
+    """Whether the script may be in the middle of a checkpoint of its own. To end it there would tear that.
+
+    A file that is there already is no proof: others may follow. The ranks that wrote it have gone on once
+    they have completed another step. Nothing is known of a script without steps.
+    """
+    if is_saving(job):
+        return True
+    statuses = job.members.statuses(job.attempt.number)
+    own = job.own_checkpoints.newest()
+    if own is None or own.attempt != job.attempt.number:
+        return False
+    steps = [status.last_step for status in statuses if status.rank in own.ranks and status.state != "gone"]
+    return any(0 <= step <= own.step for step in steps)
 
 
 def has_checkpointer(job: JobState) -> bool:

@@ -19,9 +19,11 @@ from pulsetrain.recovery.nodes import Node
 from pulsetrain.recovery.pool.demand import JobDemand, Tier, tier_of
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.saves import (
+    TORN_S,
     ask_for_saves,
     end_saves,
     has_checkpointer,
+    is_writing,
     restorable_without,
     saves_every_step,
 )
@@ -257,4 +259,6 @@ def _saved(job: JobState, share: NewShare) -> bool:
             share.newer_than = ask_for_saves(job)
     saved = restorable_without(job, "")
     late = job.services.clock.monotonic_s() - share.asked_s >= share.wait_s
+    if is_writing(job) and job.services.clock.monotonic_s() - share.asked_s < share.wait_s + TORN_S:
+        return False
     return saved >= share.newer_than or (late and saved >= 0)

@@ -167,6 +167,7 @@ class FakeAgent:
     def __init__(self, controller, hello, *, sick=False, mute=(), stepless=False):
         self.controller, self.hello, self.sick, self.mute = controller, hello, sick, mute
         self.link_rate, self.wrong, self.port_speed = 1.0, {}, 0.0
+        self.phase = "forward"
         self.replay_error, self.replay_says, self.replay_takes_s = "loss is nan", "", 1.0
         self.replay_fails_with, self.waits_in_replay, self.waiting = frozenset(), frozenset(), None
         self.deaf = False
@@ -315,7 +316,7 @@ class FakeAgent:
                 pid=100 + r,
                 state="running",
                 last_step=s,
-                last_phase="forward",
+                last_phase=self.phase,
                 phase_age_ns=0,
                 progress=self.worked if self.stepless else s,
                 progress_age_ns=self.quiet_ns,

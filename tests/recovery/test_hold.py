@@ -182,6 +182,11 @@ def test_a_save_behind_which_nobody_stands_counts_after_a_while():
         await job.fleet.settle(1)
         assert job.phase is Phase.RUNNING
         await job.wait(int(OWN_GRACE_S) + 3)
+        assert job.phase is Phase.RUNNING  # other files of that checkpoint may follow
+        for agent in job.fleet.agents.values():
+            agent.steps = dict.fromkeys(agent.steps, 13)
+            agent.send_heartbeat()
+        await job.wait(1)
         assert job.phase is Phase.PREEMPTED
 
     run(scenario)

@@ -10,6 +10,7 @@ from pulsetrain.protocol.messages import Held, HoldRanks, Leave, OwnCheckpoint, 
 from pulsetrain.recovery.move_preview import lacking
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.nodes import NodeState
+from pulsetrain.recovery.saves import TORN_S
 from pulsetrain.recovery.transitions import Phase
 from tests.recovery.fakes import FakeMemory, Fleet, hang, run
 
@@ -545,5 +546,55 @@ def test_a_hold_of_an_earlier_attempt_does_not_keep_the_next_one_from_saving():
         await job.train(20, saved=13)
         await job.wait(4)
         assert len(job.fleet.of("a", SaveFrom)) >= 2
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("wait_s", "stops"), [(30.0, False), (0.0, True)])
+def test_nobody_is_ended_while_it_writes_a_checkpoint_unless_nothing_is_waited_for(wait_s, stops):
+    async def scenario():
+        job = Job()
+        await job.fleet.form()
+        for agent in job.fleet.agents.values():
+            agent.held, agent.steps = (), dict.fromkeys(agent.steps, 9)
+        job.fleet.agents["a"].phase = "checkpoint"
+        await job.wait(2)
+        await job.ask(wait_s=wait_s, lose_progress=True)
+        await job.wait(60)
+        assert (job.phase is Phase.PREEMPTED) == stops
+        job.fleet.agents["a"].phase = "forward"
+        await job.wait(4)
+        assert job.phase is Phase.PREEMPTED
+
+    run(scenario)
+
+
+def test_a_call_that_writes_for_ever_holds_up_nobody_for_ever():
+    async def scenario():
+        job = Job()
+        await job.fleet.form()
+        for agent in job.fleet.agents.values():
+            agent.held, agent.steps, agent.phase = (), dict.fromkeys(agent.steps, 9), "checkpoint"
+        await job.wait(2)
+        await job.ask(wait_s=30.0, lose_progress=True)
+        await job.wait(int(30 + TORN_S) - 4)
+        assert job.phase is Phase.RUNNING
+        await job.wait(10)
+        assert job.phase is Phase.PREEMPTED
+
+    run(scenario)
+
+
+def test_a_migration_whose_standby_fails_its_check_leaves_the_job_where_it_is():
+    async def scenario():
+        job = Job()
+        await job.train()
+        job.fleet.agents["z"].sick = True
+        await job.ask("migrate", node="b")
+        await job.wait(4)
+        assert [member.node for member in job.fleet.job.world] == ["a", "b"]
+        assert job.phase is Phase.RUNNING
+        assert job.fleet.node("b").state is NodeState.ACTIVE
+        assert "no standby" in job.last("migrate_dropped")["why_not"]
 
     run(scenario)

@@ -340,6 +340,11 @@ def test_the_next_checkpoint_of_the_script_s_own_is_waited_for():
         assert why == "it waits for the script's next checkpoint: the node trains on"
         job.fleet.agents["a"].writes(written(12))
         await job.see(trouble("b", "evict_at_step"))
+        assert job.world == ["a", "b"]  # other files of that checkpoint may follow
+        for agent in (job.fleet.agents["a"], job.fleet.agents["b"]):
+            agent.steps = dict.fromkeys(agent.steps, 13)
+            agent.send_heartbeat()
+        await job.see(trouble("b", "evict_at_step"))
         assert job.world == ["a", "z"]
 
     run(scenario)

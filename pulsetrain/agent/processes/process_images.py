@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import structlog
@@ -33,7 +34,7 @@ from pulsetrain.diagnostics import process_dump
 
 log = structlog.get_logger()
 
-DUMP_TIMEOUT_S = 60.0
+DUMP_TIMEOUT_S = 600.0  # for one process. To end CRIU in the middle may leave that as it must not be
 RESTORE_TIMEOUT_S = 60.0
 LOOK_S = 0.02
 MANIFEST = "manifest.json"
@@ -107,6 +108,7 @@ class ProcessImages:
         self.clear()
         folder = self._folder / name
         try:
+            refuse_outsiders(processes)
             folder.mkdir(parents=True, mode=0o700)
             files: dict[str, str] = {}
             sizes: list[tuple[int, int]] = []
@@ -245,6 +247,34 @@ class ProcessImages:
         status, said = self._run(command, DUMP_TIMEOUT_S)
         if status:
             raise Unavailable(f"{process}: {last_error(_text(folder / 'dump.log') or said)}")
+
+
+def refuse_outsiders(processes: Mapping[str, int]) -> None:
+    """Raises `Unavailable` where a process has a TCP connection to another one than these.
+
+    Who is at its other end does not stand still meanwhile. What is restored would believe in a connection
+    that is gone.
+    """
+    connections = [(name, each) for name, pid in processes.items() for each in _connections(pid)]
+    own = {_end_of(each.laddr) for _, each in connections}
+    for name, each in connections:
+        if each.status == psutil.CONN_ESTABLISHED and _end_of(each.raddr) not in own:
+            address, port = _end_of(each.raddr)
+            raise Unavailable(f"{name} has a connection to {address}:{port}, which would be lost")
+
+
+def _connections(pid: int) -> list[Any]:
+    """The TCP sockets of a process and its children."""
+    found: list[Any] = []
+    with contextlib.suppress(psutil.Error):
+        root = psutil.Process(pid)
+        for process in (root, *root.children(recursive=True)):
+            found += process.net_connections("tcp")
+    return found
+
+
+def _end_of(address: Any) -> tuple[str, int]:
+    return str(address.ip).removeprefix("::ffff:"), int(address.port)
 
 
 def let_go(pids: Iterable[int]) -> None:

@@ -1,13 +1,15 @@
 """Images of a node's processes: what is kept of them, and what is left where one cannot be dumped."""
 
 import os
+import socket
 import subprocess
+import sys
 
 import psutil
 import pytest
 
 from pulsetrain.agent.processes import process_images
-from pulsetrain.agent.processes.process_images import ProcessImages
+from pulsetrain.agent.processes.process_images import ProcessImages, refuse_outsiders
 from pulsetrain.core.errors import Unavailable
 
 
@@ -208,3 +210,26 @@ def test_how_far_the_clock_of_a_restored_process_is_ahead(tmp_path, offsets, ahe
         if text is not None:
             (tmp_path / name / "timens_offsets").write_text(text)
     assert process_images.clock_ahead_ns(77, tmp_path) == ahead_ns
+
+
+class TestConnections:
+    """Who is at the other end must come back as well."""
+
+    def test_a_connection_among_the_dumped_ones_is_fine_and_one_to_somebody_else_is_not(self):
+        code = "import socket, sys, time; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); "
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            command = [sys.executable, "-c", code + "print(flush=True); time.sleep(60)", str(port)]
+            with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+                accepted, _ = server.accept()
+                try:
+                    child.stdout.readline()
+                    with pytest.raises(Unavailable, match=f"rank_0 has a connection to 127.0.0.1:{port}, "):
+                        refuse_outsiders({"rank_0": child.pid})
+                    refuse_outsiders({"rank_0": child.pid, "rank_1": os.getpid()})
+                finally:
+                    accepted.close()
+                    child.kill()
+
+    def test_a_process_that_is_gone_has_none(self):
+        refuse_outsiders({"rank_0": 2**22 + 1})
