@@ -14,7 +14,7 @@ from typing import Protocol
 
 from pulsetrain.analytics.hangs.posture import Posture, Postures, StackSample
 from pulsetrain.analytics.hangs.stacks import MAIN
-from pulsetrain.analytics.hangs.thread_waits import helper
+from pulsetrain.analytics.hangs.thread_waits import helper, is_locked
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.json import JsonObject
 from pulsetrain.core.supervisor import TaskSupervisor
@@ -102,25 +102,30 @@ def samples(replies: Sequence[Reply], now_ns: int) -> list[StackSample]:
 
 
 def _samples(data: JsonObject, now_ns: int) -> list[StackSample]:
-    frames: dict[int, dict[str, tuple[str, ...]]] = {}
+    threads: dict[int, list[tuple[str, tuple[str, ...]]]] = {}
     for stack in data.get("stacks", ()):
         for rank in stack["ranks"]:
-            frames.setdefault(rank, {}).setdefault(stack["thread"], tuple(stack["frames"]))
+            threads.setdefault(rank, []).append((str(stack["thread"]), tuple(stack["frames"])))
     details = data.get("details", {})
     made = []
-    for rank, threads in sorted(frames.items()):
+    for rank, stacks in sorted(threads.items()):
         detail = details.get(str(rank), {})
         gil, place = str(detail.get("gil", "")), str(detail.get("place", ""))
-        if MAIN in threads:
+        of_gil = next((frames for name, frames in stacks if name == gil), ())
+        main = next((frames for name, frames in stacks if name == MAIN), None)
+        if main is not None:
             made.append(
                 StackSample(
                     rank=rank,
                     at_ns=now_ns,
-                    frames=threads[MAIN],
+                    frames=main,
                     gil=gil,
-                    gil_frames=threads.get(gil, ()),
+                    gil_frames=tuple(detail.get("gil_frames", of_gil)),
                     place=place,
-                    helper=helper(threads, place),
+                    helper=helper(stacks, place),
+                    locked=is_locked(main, place),
+                    idle_line=bool(detail.get("idle_line", True)),  # an agent of before does not say
+                    cut=bool(detail.get("cut", False)),
                 )
             )
     return made

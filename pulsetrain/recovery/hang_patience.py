@@ -23,6 +23,7 @@ TIMEOUT_MARGIN_NS = 5 * 10**9  # so that torch, which knows more, raises first
 VOLUNTARY = ("waits", "slow_phase", "unknown")  # conditions that a healthy rank is in for minutes
 ALMOST_CERTAIN = ("held_gil", "loop")  # conditions that are certain once they have lasted for some time
 NOTHING_TO_RESUME = "The job is not restarted: it has no checkpoint to resume from, and it may only pause."
+DEFAULT_TIMEOUTS_NS = (600 * 10**9, 1800 * 10**9)  # torch's, of NCCL and of gloo. Others are somebody's wish
 DECISIONS = ("wait", "now")
 
 
@@ -74,6 +75,14 @@ def _text(hang: Observation, key: str) -> str:
 def _number(hang: Observation, key: str) -> int:
     value = hang.evidence.get(key, 0)
     return int(value) if isinstance(value, int | float) else 0
+
+
+def _shows_no_data(hang: Observation) -> bool:
+    """Return whether it was seen that a network carries nothing: by its ports, or by what TCP sends again.
+
+    What ranks read and write says nothing of sockets, nor of RDMA.
+    """
+    return bool(hang.evidence.get("links")) or _number(hang, "traffic_stopped_s") > 0
 
 
 class HangPatience:
@@ -175,9 +184,10 @@ class HangPatience:
         """Return when to act, None for never, and why then."""
         condition = _text(hang, "condition")
         if is_certain(hang):
+            if condition not in ALMOST_CERTAIN:
+                return since_ns, "It cannot end by itself. The job is restarted."
             least_ns = LOOP_WITHOUT_CHECKPOINT_NS if condition == "loop" and not can_resume else 0
-            again = condition in ALMOST_CERTAIN
-            wait_ns = self._again(hang, least_ns) if again else least_ns
+            wait_ns = self._again(hang, max(least_ns, PAUSE_FACTOR * self._survived_ns(hang)))
             return since_ns + wait_ns, "It cannot end by itself. The job is restarted."
         if not can_resume and condition in ALMOST_CERTAIN:
             return None, "It is watched whether that goes on. Then the job is restarted."
@@ -194,9 +204,16 @@ class HangPatience:
 
     def _wait_ns(self, hang: Observation) -> int:
         """Return how long a hang must last that may be a pause."""
-        base_ns = self._pause_ns if _text(hang, "condition") in VOLUNTARY else self._patience_ns
-        survived_ns = max(self._longest_ns.get(_text(hang, "place"), 0), _number(hang, "usual_ns"))
-        return max(base_ns, PAUSE_FACTOR * survived_ns)
+        condition, timeout_ns = _text(hang, "condition"), _number(hang, "timeout_ns")
+        pauses = condition in VOLUNTARY or (condition == "network" and not _shows_no_data(hang))
+        base_ns = self._pause_ns if pauses else self._patience_ns
+        if pauses and timeout_ns not in DEFAULT_TIMEOUTS_NS:
+            base_ns = max(base_ns, timeout_ns)
+        return max(base_ns, PAUSE_FACTOR * self._survived_ns(hang))
+
+    def _survived_ns(self, hang: Observation) -> int:
+        """Return the longest pause at this place that ended by itself."""
+        return max(self._longest_ns.get(_text(hang, "place"), 0), _number(hang, "usual_ns"))
 
     def _again(self, hang: Observation, wait_ns: int) -> int:
         """Return a longer wait where restarts led the job to the same place again."""

@@ -215,3 +215,28 @@ def test_a_person_who_says_now_need_not_wait():
 
 def test_there_is_nothing_to_do_now_without_a_hang():
     assert HangPatience(45).now() is None
+
+
+def test_a_network_of_which_only_ranks_are_silent_may_be_slow():
+    """A rank's sockets are counted nowhere: a large gather over a slow network looks the same."""
+    for evidence, at_s in (
+        ({}, 600),
+        ({"links": [["a", "b"]]}, PATIENCE_S),
+        ({"traffic_stopped_s": 20}, PATIENCE_S),
+    ):
+        patience = HangPatience(PATIENCE_S, 600.0)
+        assert acted_at(patience, range(0, 900), [pausing(condition="network", **evidence)]) == at_s
+
+
+@pytest.mark.parametrize(("timeout_s", "at_s"), [(600, 600), (1800, 600), (7200, 7200), (0, 600)])
+def test_a_timeout_that_somebody_chose_says_how_long_a_pause_may_be(timeout_s, at_s):
+    patience = HangPatience(PATIENCE_S, 600.0)
+    found = [pausing(condition="waits", timeout_ns=timeout_s * S, stall_ns=0)]
+    assert acted_at(patience, range(0, 9000, 10), found) == at_s
+
+
+@pytest.mark.parametrize("condition", ["loop", "held_gil"])
+def test_what_a_job_survived_before_is_waited_for_also_where_it_looks_certain(condition):
+    patience = HangPatience(PATIENCE_S)
+    found = [hang(condition=condition, place="sort (a.py:3)", usual_ns=60 * S)]
+    assert acted_at(patience, range(0, 300), found) == 120

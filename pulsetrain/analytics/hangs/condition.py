@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pulsetrain.analytics.hangs.posture import Posture
+from pulsetrain.analytics.hangs.stacks import MAIN
 from pulsetrain.protocol.messages import ProcessState, RankActivity
 
 Kind = Literal[
@@ -36,6 +37,8 @@ LINES_OF_A_LOOP = 2  # lines in which an idle loop turns. Code that works passes
 FAULTS_OF_A_LOOP = 20.0  # page faults per second. What computes takes and gives back memory
 BUSY = 0.05
 MOVED_BYTES_S = 4096.0
+
+_OF_OTHERS = ("poll", "read", "child", "other")  # calls that a disk, a server or another program ends
 
 # Parts of frames "function (folder/file.py:line)" that say what a rank does. `_dynamo/eval_frame.py` is not
 # among them: it is on the stack of every compiled function that runs.
@@ -98,8 +101,8 @@ def judge(
         return Condition(kind=kind, why=f"is in {slow_phase}" if slow_phase else "cannot be looked into")
     return (
         (_working(activity, posture) if activity is not None else None)
-        or _held_gil(activity, posture)
         or _slow(slow_phase, frames)
+        or _held_gil(state, activity, posture)
         or _loop(activity, posture)
         or _waiting(state, activity, posture)
     )
@@ -132,11 +135,16 @@ def _working(activity: RankActivity, posture: Posture | None) -> Condition | Non
     return Condition(kind="working", why=f"uses {activity.cpu_ratio:.1f} cores")
 
 
-def _held_gil(activity: RankActivity | None, posture: Posture | None) -> Condition | None:
-    """One thread holds the GIL in every reading, does not move and does not compute."""
-    if posture is None or posture.gil_samples < LOOKED_TIMES:
+def _held_gil(
+    state: ProcessState, activity: RankActivity | None, posture: Posture | None
+) -> Condition | None:
+    """One thread holds the GIL in every reading, does not move and does not compute.
+
+    One that waits for a file, as an import or a page of mapped memory on a slow disk, goes on by itself.
+    """
+    if posture is None or posture.gil_samples < LOOKED_TIMES or state == "disk":
         return None
-    if activity is None or activity.cpu_ratio >= BUSY:
+    if activity is None or activity.cpu_ratio >= BUSY or activity.waits_in in _OF_OTHERS:
         return None
     why = f"cannot run Python: its thread {posture.newest.gil} holds the GIL and does nothing"
     return Condition(kind="held_gil", why=why, lasts_ns=posture.gil_held_ns)
@@ -155,14 +163,23 @@ def _loop(activity: RankActivity | None, posture: Posture | None) -> Condition |
     """It computes, and every reading has the same stack.
 
     In Python it holds the GIL each time, and moves between few lines. Outside Python it may be a long
-    computation, which nobody can tell from a loop.
+    computation, which nobody can tell from a loop. So may be one line that calls something: some functions
+    keep the GIL. Where the main thread is in the kernel, another one computes.
     """
     if activity is None or posture is None or activity.cpu_ratio < BUSY:
         return None
+    newest = posture.newest
+    other = newest.gil if newest.gil != MAIN else ""
+    if activity.waits_in or other:
+        return Condition(
+            kind="waits", why=f"stands while {f'its thread {other}' if other else 'it'} computes"
+        )
     if posture.gil_samples < posture.samples:
         return Condition(kind="spin", why="computes, called from one line", lasts_ns=posture.same_ns)
     if len(posture.leaves) > LINES_OF_A_LOOP:
         return Condition(kind="working", why="runs Python in one function")
+    if len(posture.leaves) < LINES_OF_A_LOOP and not newest.idle_line:
+        return Condition(kind="spin", why="computes in one line", lasts_ns=posture.same_ns)
     return Condition(kind="loop", why="loops in one line", lasts_ns=posture.same_ns)
 
 
@@ -183,10 +200,24 @@ def _waiting(state: ProcessState, activity: RankActivity | None, posture: Postur
         return Condition(kind="unknown", why="does nothing, and what it waits for cannot be read")
     if posture is None:
         return Condition(kind="unknown", why="does nothing, and its stacks cannot be read")
-    if posture.newest.helper:
-        why = f"waits for its thread {posture.newest.helper}"
+    why = _what_may_end_it(activity, posture)
+    if why:
         return Condition(kind="waits", why=why, lasts_ns=activity.still_ns)
     return Condition(kind="still", why="does nothing", lasts_ns=activity.still_ns)
+
+
+def _what_may_end_it(activity: RankActivity, posture: Posture) -> str:
+    """Return what may end the wait of a rank, "" where it waits for a lock of its own program.
+
+    Calls to write, to open or to lock a file end where a disk, a server or another program does its part.
+    """
+    if activity.waits_in != "lock":
+        return "waits in a call to the kernel"
+    if posture.newest.helper:
+        return f"waits for its thread {posture.newest.helper}"
+    if posture.newest.cut:
+        return "waits for a lock, and has more threads than are read"
+    return "" if posture.newest.locked else "waits for a lock in a library"
 
 
 def _in(frames: Iterable[str], parts: Iterable[str]) -> bool:

@@ -13,7 +13,9 @@ class StackSample:
 
     `gil` is the thread that holds the interpreter lock, "" for none, and `gil_frames` are its frames. `place`
     is the innermost frame of the user's own code, "" where it is unknown. `helper` is a thread that the main
-    one may wait for (`thread_waits`). `at_ns` is on any clock that never jumps.
+    one may wait for (`thread_waits`). `locked`: its innermost frame may be a wait for a lock of Python's own.
+    `idle_line`: that line calls and computes nothing. `cut`: there are more threads than were read.
+    `at_ns` is on any clock that never jumps.
     """
 
     rank: int
@@ -23,6 +25,9 @@ class StackSample:
     gil_frames: tuple[str, ...] = ()
     place: str = ""
     helper: str = ""
+    locked: bool = True
+    idle_line: bool = False
+    cut: bool = False
 
     @property
     def where(self) -> FrameKeys:

@@ -13,7 +13,7 @@ from pulsetrain.analytics.hangs.job_view import JobView, WatchConfig, slow_phase
 from pulsetrain.analytics.verdict import Finding, Inconclusive, SubjectType, Verdict
 
 OF_BROKEN_LINKS = ("waits", "still", "unknown", "network")  # conditions of a rank that waits for a network
-PROVEN = ("frozen", "mismatch", "held_gil", "loop")  # conditions that are named without patience
+PROVEN = ("frozen", "mismatch")  # conditions that are named wherever the job stands
 _MAX_SILENCES = 64  # ranks whose silences are listed in the evidence; of a larger job none are
 _MAX_GROUPS = 16
 _OF_LINKS = 0.8  # stated confidence in a link that carries nothing, as in a network where every member waits
@@ -99,6 +99,9 @@ class Stall:
         if flows:
             rate = sum(a.io_bytes_s for a in flows) / 1e6
             return Condition(kind="working", why=f"its members move {rate:.1f} MB/s")
+        slow = [phase for r in self.view.ranks if r.rank in members and (phase := slow_phase(r))]
+        if slow and not self.broken.pairs:
+            return Condition(kind="slow_phase", why=f"is in {slow[0]}")
         why = self.broken.why if self.broken.pairs else "every member waits"
         return Condition(kind="network", why=why, lasts_ns=self.stall_ns)
 
@@ -166,9 +169,14 @@ class Stall:
         }
 
     def _timeout_ns(self) -> int:
-        """Return the shortest timeout of the groups in which somebody waits, 0 if none is known."""
-        groups = (g for status in self.view.ranks for g in status.groups if g.op and g.timeout_s)
-        return min((g.timeout_s * 10**9 for g in groups), default=0)
+        """Return after which torch ends the operation that the job stands in, 0 if that is not known.
+
+        Operations of other groups may be in flight for as long as they like.
+        """
+        stuck = self.diagnosis.group[0] if self.diagnosis.group else ""
+        groups = [g for status in self.view.ranks for g in status.groups if g.op and g.timeout_s]
+        of_stuck = [g.timeout_s for g in groups if g.group == stuck]
+        return max(of_stuck or [g.timeout_s for g in groups], default=0) * 10**9
 
     def _evidence(self) -> dict[str, object]:
         view, diagnosis = self.view, self.diagnosis

@@ -7,7 +7,7 @@ thread takes: one that tries a download again sleeps for minutes.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from pulsetrain.analytics.hangs.stacks import MAIN
 
@@ -20,24 +20,36 @@ has called what is no Python."""
 _OURS = "pulsetrain/"
 
 
-def helper(threads: Mapping[str, Sequence[str]], place: str = "") -> str:
+def helper(threads: Iterable[tuple[str, Sequence[str]]], place: str = "") -> str:
     """Return a thread of `threads`, by name, that the main one may wait for. "" for none.
 
-    Threads of child processes are among them. A frame is "function (folder/file.py:line)", outermost first.
-    `place` is the innermost frame of the user's own code. Where the main thread stands in that, it may be in
-    a call that is no Python, such as `lock.acquire()` or `SimpleQueue.get()`. Where all threads wait for each
-    other, that is a deadlock and no pause.
+    Several threads may have one name. Threads of child processes are among them. A frame is "function
+    (folder/file.py:line)", outermost first. Where all threads wait for each other, that is a deadlock and no
+    pause.
 
     >>> main = ["main (train.py:5)", "result (futures/_base.py:451)", "wait (python3.11/threading.py:327)"]
-    >>> helper({"MainThread": main, "pool_0": ["_worker (futures/thread.py:58)", "fetch (data.py:7)"]})
-    'pool_0'
-    >>> helper({"MainThread": main, "pool_0": ["_worker (futures/thread.py:83)"]})
+    >>> idle = ("pool_N", ["_worker (futures/thread.py:83)"])
+    >>> busy = ("pool_N", ["_worker (futures/thread.py:58)", "fetch (data.py:7)"])
+    >>> helper([("MainThread", main), idle, busy])
+    'pool_N'
+    >>> helper([("MainThread", main), idle])
     ''
     """
-    main = threads.get(MAIN, ())
-    if not main or not (_WAITS.search(main[-1]) or main[-1] == place):
+    pairs = list(threads)
+    main = next((frames for name, frames in pairs if name == MAIN), ())
+    if not is_locked(main, place):
         return ""
-    return next((name for name, frames in threads.items() if name != MAIN and _is_busy(frames)), "")
+    return next((name for name, frames in pairs if name != MAIN and _is_busy(frames)), "")
+
+
+def is_locked(main: Sequence[str], place: str = "") -> bool:
+    """Return whether a main thread may wait for a lock of Python's own.
+
+    `place` is the innermost frame of the user's own code. Where the main thread stands in that, it may be in
+    a call that is no Python, such as `lock.acquire()` or `SimpleQueue.get()`. What a library calls may wait
+    for anything.
+    """
+    return bool(main) and (_WAITS.search(main[-1]) is not None or main[-1] == place)
 
 
 def _is_busy(frames: Sequence[str]) -> bool:

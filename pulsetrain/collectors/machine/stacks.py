@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import linecache
 import os
 import re
 import shutil
@@ -35,6 +36,7 @@ GONE = "its process is gone"
 _DENIED = ("permission denied", "operation not permitted", "os error 13)", "os error 1)")
 _VANISHED = ("no such file or directory", "no such process", "os error 3)")
 _LAUNCHERS = ("runpy.py", "<frozen runpy>")
+_IDLE = re.compile(r"(?:while (?:not )?[\w.]+:)?\s*(?:pass|continue|\.\.\.)?")
 _LIBRARY = re.compile(r"^<|/(site|dist)-packages/|/lib/python\d")  # files that no user wrote
 
 
@@ -48,11 +50,24 @@ class ThreadStack:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessStacks:
-    """All threads of one process. `gil` and `place` are as in `DumpStacks`."""
+    """All threads of one process. The other fields are as in `DumpStacks`."""
 
     threads: tuple[ThreadStack, ...]
     gil: str = ""
+    gil_frames: tuple[str, ...] = ()
     place: str = ""
+    idle_line: bool = False
+    cut: bool = False
+
+    def detail(self) -> dict[str, Any]:
+        """What `DumpStacks` tells of the process beside its stacks."""
+        return {
+            "gil": self.gil,
+            "gil_frames": list(self.gil_frames),
+            "place": self.place,
+            "idle_line": self.idle_line,
+            "cut": self.cut,
+        }
 
 
 def of_node(
@@ -60,9 +75,9 @@ def of_node(
 ) -> dict[str, Any]:
     """Read the stacks of a node's ranks (`pids` by rank) and of their child processes, equal ones folded.
 
-    {"stacks": [{"thread", "frames", "ranks"}], "blind": {rank: one line why not}, "details": {rank: {"gil",
-    "place"}}}. Returns after about `timeout_s` whatever the processes do. Every rank is in one of the first
-    two.
+    {"stacks": [{"thread", "frames", "ranks"}], "blind": {rank: one line why not}, "details": {rank: as in
+    `DumpStacks`}}. Returns after about `timeout_s` whatever the processes do. Every rank is in one of the
+    first two.
     """
     spy = program or find_program()
     if spy is None:
@@ -73,7 +88,7 @@ def of_node(
     answers = _read(sorted({helper for _, _, helper in wanted}), spy, timeout_s)
     stacks: dict[int, list[ThreadStack]] = {}
     blind: dict[str, str] = {}
-    details: dict[str, dict[str, str]] = {}
+    details: dict[str, dict[str, Any]] = {}
     for rank, pid, read in wanted:
         answer = answers[read]
         if isinstance(answer, str):
@@ -81,7 +96,7 @@ def of_node(
                 blind[str(rank)] = answer
             continue
         if read == pid:
-            details[str(rank)] = {"gil": answer.gil, "place": answer.place}
+            details[str(rank)] = answer.detail()
         prefix = "" if read == pid else "child: "
         stacks.setdefault(rank, []).extend(
             ThreadStack(thread=prefix + s.thread, frames=s.frames) for s in answer.threads
@@ -139,12 +154,31 @@ def parse_process(text: str, pid: int) -> ProcessStacks:
             ThreadStack(thread="MainThread" if main else _general(name), frames=_frames(frames))
             for main, name, frames, _ in threads[:MOST_THREADS]
         ]
-        holders = ["MainThread" if main else _general(name) for main, name, _, owns in threads if owns]
-        place = next((_place(frames) for main, _, frames, _ in threads if main), "")
+        holders = [
+            ("MainThread" if main else _general(name), _frames(frames))
+            for main, name, frames, owns in threads
+            if owns
+        ]
+        inner: Sequence[Mapping[str, Any]] = next((frames for main, _, frames, _ in threads if main), [])
+        place, idle_line = _place(inner), bool(inner) and _is_idle(inner[0])
     except (KeyError, TypeError) as error:
         raise ValueError(f"not what py-spy dumps: {error!r}") from error
     kept = tuple(s for s in made if s.frames)
-    return ProcessStacks(threads=kept, gil=holders[0] if holders else "", place=place)
+    gil, gil_frames = holders[0] if holders else ("", ())
+    return ProcessStacks(
+        threads=kept,
+        gil=gil,
+        gil_frames=gil_frames,
+        place=place,
+        idle_line=idle_line,
+        cut=len(threads) > MOST_THREADS,
+    )
+
+
+def _is_idle(frame: Mapping[str, Any]) -> bool:
+    """Whether the source of a frame's line calls nothing and computes nothing, as `while True: pass`."""
+    line = linecache.getline(str(frame["filename"]), int(frame["line"])).partition("#")[0].strip()
+    return bool(line) and _IDLE.fullmatch(line) is not None
 
 
 def _place(inner_first: Sequence[Mapping[str, Any]]) -> str:

@@ -68,8 +68,22 @@ def test_computing_in_several_threads_or_with_new_memory_is_work():
 
 
 def test_python_that_turns_in_one_line_is_a_loop():
-    found = judge("running", "", busy(), stands(30, gil="MainThread"))
+    found = judge("running", "", busy(), stands(30, gil="MainThread", idle_line=True))
     assert (found.kind, found.lasts_ns) == ("loop", 30 * S)
+    two_lines = [sample(t, "main (a.py:9)", f"poll (a.py:{t % 2})", gil="MainThread") for t in range(31)]
+    assert judge("running", "", busy(), posture(*two_lines)).kind == "loop"
+
+
+def test_one_line_that_calls_something_may_be_a_long_call_that_keeps_the_gil():
+    assert judge("running", "", busy(), stands(30, gil="MainThread")).kind == "spin"
+
+
+def test_a_main_thread_that_stands_while_another_thread_computes_waits():
+    """As in `executor.submit(metrics).result()`, or while something is loaded beside a sleep."""
+    for waits_in, gil in (("lock", "pool_N"), ("sleep", "pool_N"), ("sleep", ""), ("poll", "MainThread")):
+        found = judge("sleeping", "", busy(waits_in=waits_in), stands(60, gil=gil, idle_line=True))
+        assert found.kind == "waits", (waits_in, gil)
+    assert judge("running", "", busy(), stands(60, gil="pool_N", idle_line=True)).kind == "waits"
 
 
 def test_python_that_passes_through_many_lines_of_one_function_is_work():
@@ -88,14 +102,22 @@ def test_a_look_at_a_busy_rank_that_is_too_short_proves_nothing():
 def test_a_thread_that_holds_the_gil_and_does_nothing_is_no_pause():
     found = judge("sleeping", "", activity(waits_in="sleep"), stands(9, gil="MainThread"))
     assert (found.kind, found.lasts_ns) == ("held_gil", 9 * S)
-    assert judge("sleeping", "data", activity(), stands(9, gil="MainThread")).kind == "held_gil"
+    assert judge("sleeping", "data", activity(), stands(9, gil="MainThread")).kind == "slow_phase"
+
+
+@pytest.mark.parametrize(("state", "waits_in"), [("disk", ""), ("sleeping", "read"), ("sleeping", "other")])
+def test_a_thread_that_holds_the_gil_while_a_file_comes_slowly_waits(state, waits_in):
+    """As an import from a file system that stalls, or a page of mapped memory."""
+    assert judge(state, "", activity(waits_in=waits_in), stands(60, gil="MainThread")).kind == "waits"
 
 
 @pytest.mark.parametrize("waits_in", ["sleep", "poll", "read", "child"])
 def test_a_wait_that_may_end_is_told_from_a_lock_that_may_not(waits_in):
     assert judge("sleeping", "", activity(waits_in=waits_in)).kind == "waits"
     assert judge("sleeping", "", activity(waits_in="lock"), stands(2)).kind == "still"
-    assert judge("sleeping", "", activity(waits_in="other"), stands(2)).kind == "still"
+    assert judge("sleeping", "", activity(waits_in="other"), stands(2)).kind == "waits"
+    assert judge("sleeping", "", activity(waits_in="lock"), stands(2, locked=False)).kind == "waits"
+    assert judge("sleeping", "", activity(waits_in="lock"), stands(2, cut=True)).kind == "waits"
     assert judge("sleeping", "", activity(waits_in="lock")).kind == "unknown"
     assert judge("sleeping", "", activity(waits_in="")).kind == "unknown"
     assert judge("disk", "", activity()).kind == "waits"

@@ -23,6 +23,7 @@ from pulsetrain.collectors.machine.stacks import (
     fold,
     of_node,
     parse,
+    parse_process,
 )
 from tests.agent.real_processes import until
 
@@ -176,3 +177,29 @@ def test_folding_keeps_every_rank_and_stack(found):
         (r, s.frames) for r, stacks in found.items() for s in stacks
     }
     assert len({(e["thread"], tuple(e["frames"])) for e in entries}) == len(entries)
+
+
+@pytest.mark.parametrize(
+    ("line", "idle"),
+    [
+        ("while True: pass", True), ("while not done:", True), ("pass  # spin", True), ("continue", True),
+        ("rows.sort()", False), ("total += 1", False), ("x in rows", False), ("while f(): pass", False),
+    ],
+)  # fmt: skip
+def test_a_line_that_calls_or_computes_something_is_not_idle(tmp_path, line, idle):
+    script = tmp_path / "train.py"
+    script.write_text(f"{line}\n")
+    frame = {"name": "main", "filename": str(script), "line": 1}
+    main = {"os_thread_id": 7, "thread_name": "MainThread", "owns_gil": True, "frames": [frame]}
+    read = parse_process(json.dumps([main]), 7)
+    assert (read.idle_line, read.cut) == (idle, False)
+    assert read.gil_frames == read.threads[0].frames
+
+
+def test_threads_beyond_those_that_are_kept_are_told():
+    frame = {"name": "main", "filename": "a.py", "line": 1}
+    threads = [
+        {"os_thread_id": 7 + i, "thread_name": f"t{i}", "owns_gil": False, "frames": [frame]}
+        for i in range(40)
+    ]
+    assert parse_process(json.dumps(threads), 7).cut
