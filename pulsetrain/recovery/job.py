@@ -212,7 +212,9 @@ class Job:
             return
         if not late:
             policy, starting = self._services.policy, liveness.is_starting(state)
-            for node, reason in liveness.overdue(state.members, policy, now_s, starting=starting):
+            running = state.phase is Phase.RUNNING and not starting
+            overdue = liveness.overdue(state.members, policy, now_s, starting=starting, running=running)
+            for node, reason in overdue:
                 self._lose(node, reason)
         if state.works_without_steps():
             state.under_way()

@@ -12,6 +12,9 @@ from pulsetrain.recovery.silence import Silence
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Event, Phase
 
+MOVING_GRACE_S = 10.0
+"""For a connection that closed while the job trains on: a firewall may have reset it."""
+
 
 def is_starting(job: JobState) -> bool:
     """Whether the job forms, or its attempt has not done a step."""
@@ -21,25 +24,31 @@ def is_starting(job: JobState) -> bool:
 
 
 def overdue(
-    members: Membership, policy: Policy, now_s: float, *, starting: bool = False
+    members: Membership, policy: Policy, now_s: float, *, starting: bool = False, running: bool = False
 ) -> Iterator[tuple[Node, str]]:
-    """Nodes that count as lost now, each with the reason. `starting`: the job has done no step yet."""
+    """Nodes that count as lost now, each with the reason. `starting`: the job has done no step yet.
+
+    `running`: its ranks train. While those of other nodes move, a connection that closed is no lost node yet.
+    """
     silence = Silence(members, policy, now_s, starting=starting)
     for node in silence.doubtful():
         if node.state in GONE:
             continue
-        reason = _overdue(node, silence, policy, now_s)
+        reason = _overdue(node, silence, policy, now_s, running=running)
         if reason:
             yield node, reason
 
 
-def _overdue(node: Node, silence: Silence, policy: Policy, now_s: float) -> str:
+def _overdue(node: Node, silence: Silence, policy: Policy, now_s: float, *, running: bool) -> str:
     grace_s = policy.reconnect_grace_s
     if node.leaving is not None:
         ended = f"its agent ended: {node.leaving.reason}"
         return ended if now_s - node.leaving_s > grace_s else ""
-    if node.closed_s is not None and now_s - node.closed_s > grace_s:
-        return f"connection closed and not back in {grace_s:g} s"
+    if node.closed_s is not None:
+        moves = running and silence.others_move(node)
+        grace_s = max(grace_s, MOVING_GRACE_S) if moves else grace_s
+        late = now_s - node.closed_s > grace_s
+        return f"connection closed and not back in {grace_s:g} s" if late else ""
     return silence.verdict(node) if node.connected else ""
 
 

@@ -54,6 +54,12 @@ class Silence:
             return reason
         return reason if self._others_stand_still(node) else ""
 
+    def others_move(self, node: Node) -> bool:
+        """Return whether ranks of other nodes train on, so that those of this one do as well."""
+        if node.state is not NodeState.ACTIVE:
+            return False
+        return any(name != node.name for _, name in self._quickest) and not self._others_stand_still(node)
+
     @cached_property
     def _limit_s(self) -> float:
         survived_s = max((n.longest_silence_s for n in self._members.present()), default=0.0)

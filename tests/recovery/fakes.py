@@ -188,6 +188,7 @@ class FakeAgent:
         self.attempt, self.restoring = -1, hello.restoring
         self.left = None
         self._seq = self.quiet_ns = 0
+        self.peers = {}
         self.node = controller.connected(hello, self.send)
         self.send_heartbeat()
 
@@ -242,7 +243,7 @@ class FakeAgent:
         elif isinstance(command, Start) and command.shards and self.not_reshardable:
             data, error = {"not_reshardable": self.not_reshardable}, self.not_reshardable
         elif isinstance(command, Start):
-            self.attempt = command.attempt
+            self.attempt, self.quiet_ns = command.attempt, 0
             first = command.node_rank * self.hello.nproc_per_node
             self.steps = {first + i: command.restore_step for i in range(self.hello.nproc_per_node)}
             data = self.restore_answer if command.image else {"program": command.program.number}
@@ -359,8 +360,13 @@ class FakeAgent:
         self.hello = replace(self.hello, **changes)
         self.node = self.controller.connected(self.hello, self.send)
 
-    def drop(self):
+    def drop(self, *, moves=False):
+        """The connection closes. Unless the job `moves` on, the ranks of other nodes wait for this one's."""
         self.controller.disconnected(self.node, self.send)
+        for other in [] if moves else self.peers.values():
+            if other is not self and other.node.connected and other.left is None:
+                other.quiet_ns = 3 * 10**9
+                other.send_heartbeat()
 
 
 class Fleet:
@@ -393,7 +399,9 @@ class Fleet:
         )
         self.controller = Controller(services, self.loops)
         self.max_restarts, self.nnodes, self.sizes = max_restarts, nnodes, sizes
-        self.agents = {n: self.join(n, **agent) for n in nodes}
+        self.agents = {}
+        for node in nodes:
+            self.agents[node] = self.join(node, **agent)
 
     def join(
         self,
@@ -437,7 +445,9 @@ class Fleet:
             devices=devices,
             replays=replays,
         )
-        return FakeAgent(self.controller, hello, **agent)
+        joined = FakeAgent(self.controller, hello, **agent)
+        joined.peers = self.agents
+        return joined
 
     @property
     def job(self):

@@ -8,6 +8,7 @@ import pytest
 from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.messages import Held, HostStore, Leave, OwnCheckpoint, SelfCheck, Start, Stop
 from pulsetrain.recovery.hang_decision import HangDecision
+from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.transitions import Phase
 from tests.recovery.fakes import Fleet, Observed, hang, run
@@ -652,5 +653,37 @@ def test_a_script_that_writes_by_itself_is_restarted_with_the_names_of_its_files
         await fleet.settle()
         told = fleet.of("b", Start)[-1].own_checkpoints
         assert [own.path for own in told] == ["/c/9.pt", "/c/4.pt"]
+
+    run(scenario)
+
+
+def test_a_connection_that_is_away_for_seconds_stops_no_job_that_trains_on():
+    """A firewall has reset it, and the first packet of the next one was lost."""
+
+    async def scenario():
+        fleet = Fleet()
+        await fleet.form()
+        fleet.agents["b"].drop(moves=True)
+        for _ in range(5):
+            await fleet.settle(1.0)
+            fleet.agents["a"].send_heartbeat()
+        fleet.agents["b"].reconnect(attempt=0, node_rank=1)
+        await fleet.settle(1.0)
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 0)
+
+    run(scenario)
+
+
+def test_one_that_stays_away_is_lost_also_where_the_others_move():
+    async def scenario():
+        fleet = Fleet("abz")
+        await fleet.form()
+        fleet.agents["b"].drop(moves=True)
+        for _ in range(12):
+            await fleet.settle(1.0)
+            for name in "az":
+                fleet.agents[name].send_heartbeat()
+        assert fleet.node("b").state is NodeState.LOST
+        assert fleet.job.attempt == 1
 
     run(scenario)
