@@ -664,7 +664,7 @@ def test_a_connection_that_is_away_for_seconds_stops_no_job_that_trains_on():
         fleet = Fleet()
         await fleet.form()
         fleet.agents["b"].drop(moves=True)
-        for _ in range(5):
+        for _ in range(3):
             await fleet.settle(1.0)
             fleet.agents["a"].send_heartbeat()
         fleet.agents["b"].reconnect(attempt=0, node_rank=1)
@@ -679,7 +679,7 @@ def test_one_that_stays_away_is_lost_also_where_the_others_move():
         fleet = Fleet("abz")
         await fleet.form()
         fleet.agents["b"].drop(moves=True)
-        for _ in range(12):
+        for _ in range(6):
             await fleet.settle(1.0)
             for name in "az":
                 fleet.agents[name].send_heartbeat()
