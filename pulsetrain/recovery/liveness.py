@@ -12,7 +12,7 @@ from pulsetrain.recovery.silence import Silence
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Event, Phase
 
-MOVING_GRACE_S = 4.0
+MOVING_GRACE_S = 2.5
 """For a connection that closed while the job trains on: a firewall may have reset it."""
 
 

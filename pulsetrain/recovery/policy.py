@@ -29,7 +29,7 @@ class Policy:
 
     A node whose connection closes is lost as at any other time."""
     reconnect_grace_s: float = 1.0
-    """A node whose connection closed is lost unless it is back within this time, or within 4 s while the
+    """A node whose connection closed is lost unless it is back within this time, or within 2.5 s while the
     ranks of other nodes train on."""
     settle_s: float = 0.5
     """A job forms when enough nodes joined and none joined for this long, so that rank order is stable."""

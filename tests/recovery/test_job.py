@@ -664,11 +664,11 @@ def test_a_connection_that_is_away_for_seconds_stops_no_job_that_trains_on():
         fleet = Fleet()
         await fleet.form()
         fleet.agents["b"].drop(moves=True)
-        for _ in range(3):
+        for _ in range(2):
             await fleet.settle(1.0)
             fleet.agents["a"].send_heartbeat()
         fleet.agents["b"].reconnect(attempt=0, node_rank=1)
-        await fleet.settle(1.0)
+        await fleet.settle(2.0)
         assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 0)
 
     run(scenario)
