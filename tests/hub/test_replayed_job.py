@@ -52,12 +52,12 @@ def start(site, name, verb, *more, **environ):
 def test_a_node_with_which_training_fails_in_both_groupings_is_replaced(site):
     for name in "abd":
         start(site, name, "run")
+    start(site, "x", "agent", "--standby")  # one that joined later would have to pass a check first
+    assert until(lambda: len((site.ask() or {}).get("nodes", ())) == 4, 90), site.ask()
     start(site, "c", "run", BROKEN="1")
-    assert until(lambda: (site.ask() or {}).get("state") == "running", 90), site.ask()
-    start(site, "x", "agent", "--standby")
 
-    assert site.nodes[3].wait(150) == 1
+    assert site.nodes[4].wait(150) == 1
     rows = {row["node"]: row for row in HubClient(find_hub(environ=site.env)).nodes()}
     assert rows["c"]["reason"].startswith("2 replays failed with it and none passed: c: "), rows
     assert "the loss is nan here" in rows["c"]["reason"]
-    assert [site.nodes[i].wait(120) for i in (0, 1, 2, 4)] == [0, 0, 0, 0]
+    assert [node.wait(120) for node in site.nodes[:4]] == [0, 0, 0, 0]
