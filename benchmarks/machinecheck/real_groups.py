@@ -4,7 +4,7 @@ Each seed draws up to four of 64 nodes, and up to a quarter of fewer ones. In ev
 through gloo on this machine. A faulty one is killed before it joins, or joins nothing until its group has
 given up.
 
-    PYTHONPATH=benchmarks .venv/bin/python -m machinecheck.real_groups [--seeds 200] [--resume FILE]
+    PYTHONPATH=benchmarks .venv/bin/python -m machinecheck.real_groups [--first 0] [--seeds 200] [--resume FILE]
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ def check(
     }
 
 
-def run(seeds: int, *, nodes: int = NODES, resume: Path | None = None) -> Answer:
-    """Searches of so many seeds. Those in the file `resume` are not made again."""
+def run(seeds: int, *, first: int = 0, nodes: int = NODES, resume: Path | None = None) -> Answer:
+    """Searches of so many seeds from the first one on. Those in the file `resume` are not made again."""
     kept, timeout_s = Kept(resume), Policy().pair_timeout_s
-    for seed in range(seeds):
+    for seed in range(first, first + seeds):
         if kept.done(f"seed {seed}"):
             continue
         store, port = store_process()
@@ -97,11 +97,12 @@ def run(seeds: int, *, nodes: int = NODES, resume: Path | None = None) -> Answer
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=200)
+    parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first seed")
+    parser.add_argument("--seeds", type=int, default=200, help="how many")
     parser.add_argument("--nodes", type=int, default=NODES)
     parser.add_argument("--resume", type=Path, metavar="FILE", help="keep finished searches, go on from them")
     args = parser.parse_args()
-    print(json.dumps(run(args.seeds, nodes=args.nodes, resume=args.resume)))
+    print(json.dumps(run(args.seeds, first=args.first, nodes=args.nodes, resume=args.resume)))
 
 
 if __name__ == "__main__":
