@@ -4,7 +4,7 @@ Each seed draws up to four of 64 nodes, and up to a quarter of fewer ones. In ev
 through gloo on this machine. A faulty one is killed before it joins, or joins nothing until its group has
 given up.
 
-    PYTHONPATH=benchmarks .venv/bin/python -m machinecheck.real_groups [--first 0] [--seeds 200] [--resume FILE]
+    PYTHONPATH=benchmarks python -m machinecheck.real_groups [--first 0] [--seeds 200] [--resume FILE]
 """
 
 from __future__ import annotations
