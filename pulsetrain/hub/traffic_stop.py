@@ -96,6 +96,7 @@ def find(job: JobSnapshot, usual_ns: int = 0) -> Finding | None:
             "place": "",
             "usual_ns": usual_ns,
             "stall_ns": int(stopped_s * 1e9),
+            "traffic_stopped_s": stopped_s,
             "usual_bytes_per_s": usual,
             "nodes": sorted(node.name for node, _ in reporting),
             "culprits": [],

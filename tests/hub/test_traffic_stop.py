@@ -6,6 +6,7 @@ import pytest
 
 from pulsetrain.hub.traffic_stop import find, stopped_for_s, with_evidence
 from pulsetrain.protocol.messages import GroupStatus, RankActivity
+from pulsetrain.recovery.hang_patience import HangPatience
 from tests.recovery.builders import S, heartbeat, job_snapshot, node_snapshot, status
 
 
@@ -61,6 +62,9 @@ def test_ranks_that_all_wait_in_a_collective_without_traffic_hang_in_the_network
     assert (finding.evidence["condition"], finding.evidence["class"]) == ("network", "network")
     assert (finding.evidence["usual_ns"], finding.evidence["culprits"]) == (7 * S, [])
     assert finding.summary.endswith("for 60 s, and every rank waits in a collective")
+    patience = HangPatience(45.0, 600.0)
+    assert patience.look([finding], S, can_resume=True) is None
+    assert patience.pending.act_at_ns == 46 * S
 
 
 def test_a_rank_whose_program_went_on_to_its_step_waits_for_what_is_in_flight():
