@@ -149,7 +149,7 @@ class Commands:
         self._arenas: dict[int, int] = {}
         self._stores: dict[str, int] = {}
         self._checks = CheckCommands()
-        self.replays = replays or ReplayRanks()
+        self._replays = replays or ReplayRanks()
         self._port_speed = port_speed
 
     @property
@@ -180,7 +180,7 @@ class Commands:
         Raises `Unavailable` where one does not die, and `RanksRun` where their image is gone.
         """
         epoch = self._epoch = next(self._epochs)
-        self.replays.end()
+        self._replays.end()
         with self._ranks_lock:
             ranks, zygote = self._node.ranks, self._node.zygote
             if stop is not None and stop.image and ranks.alive and not self._images.keeps(stop.image):
@@ -251,7 +251,7 @@ class Commands:
 
     def _dispatch(self, command: Command) -> JsonObject:
         if isinstance(command, SelfCheck | PairCheck | ArithmeticCheck):
-            self.replays.end()  # of a hub that is gone: it would use what is measured
+            self._replays.end()  # of a hub that is gone: it would use what is measured
         match command:
             case Start():
                 return self._start(command)
@@ -280,7 +280,7 @@ class Commands:
             case LinkSink() | LinkSend() | ArithmeticCheck():
                 return self._check(command)
             case ReplayCheck():
-                return self.replays.run(self._node.zygote, self._node.identity, command)
+                return self._replays.run(self._node.zygote, self._node.identity, command)
             case DumpStacks():
                 wanted = [r for r in self._node.ranks.alive if not command.ranks or r.rank in command.ranks]
                 pids = {r.rank: r.pid for r in wanted[: 1 if command.first_only else None]}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from pulsetrain.recovery.memory import RestartMemory
 
-UNEXPLAINED_S = 86400.0
+UNEXPLAINED_S = 86400.0  # after so long a fault that names nobody is no second one
 
 
 @dataclass(kw_only=True)
@@ -34,8 +34,9 @@ class Restarts:
 
     def count_unexplained(self, now_s: float) -> None:
         """A fault that names nobody."""
-        recent = now_s - self.unexplained_s <= UNEXPLAINED_S
-        self.unexplained, self.unexplained_s = self.unexplained * recent + 1, now_s
+        if now_s - self.unexplained_s > UNEXPLAINED_S:
+            self.unexplained = 0
+        self.unexplained, self.unexplained_s = self.unexplained + 1, now_s
 
     def kept(self, now_s: float, now_ns: int) -> RestartMemory:
         """What a new hub must know. `now_s` and `now_ns` are the same moment."""

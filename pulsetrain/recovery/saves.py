@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import defaultdict
+from collections.abc import Iterable
 
-from pulsetrain.protocol.messages import SaveFrom
+from pulsetrain.protocol.messages import RankStatus, SaveFrom
 from pulsetrain.recovery.nodes import Node, NodeState
 from pulsetrain.recovery.state import JobState
 
@@ -29,7 +30,10 @@ def restorable_without(job: JobState, node: str) -> int:
 
 def is_saving(job: JobState) -> bool:
     """Whether a rank is inside a call that writes a checkpoint."""
-    statuses = job.members.statuses(job.attempt.number)
+    return _any_saves(job.members.statuses(job.attempt.number))
+
+
+def _any_saves(statuses: Iterable[RankStatus]) -> bool:
     return any(status.last_phase == SAVING and status.state != "gone" for status in statuses)
 
 
@@ -39,9 +43,9 @@ def is_writing(job: JobState) -> bool:
     A file that is there already is no proof: others may follow. The ranks that wrote it have gone on once
     they have completed another step. Nothing is known of a script without steps.
     """
-    if is_saving(job):
-        return True
     statuses = job.members.statuses(job.attempt.number)
+    if _any_saves(statuses):
+        return True
     own = job.own_checkpoints.newest()
     if own is None or own.attempt != job.attempt.number:
         return False

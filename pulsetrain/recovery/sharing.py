@@ -258,7 +258,7 @@ def _saved(job: JobState, share: NewShare) -> bool:
         if has_checkpointer(job) and not saves_every_step(job):
             share.newer_than = ask_for_saves(job)
     saved = restorable_without(job, "")
-    late = job.services.clock.monotonic_s() - share.asked_s >= share.wait_s
-    if is_writing(job) and job.services.clock.monotonic_s() - share.asked_s < share.wait_s + TORN_S:
+    waited_s = job.services.clock.monotonic_s() - share.asked_s
+    if is_writing(job) and waited_s < share.wait_s + TORN_S:
         return False
-    return saved >= share.newer_than or (late and saved >= 0)
+    return saved >= share.newer_than or (waited_s >= share.wait_s and saved >= 0)

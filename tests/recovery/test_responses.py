@@ -310,13 +310,18 @@ async def sees_for(job, seconds, *found):
         await job.see(*found)
 
 
+async def without_a_checkpointer():
+    job = Job()
+    await job.fleet.form()
+    for agent in job.fleet.agents.values():
+        agent.held = ()
+        agent.send_heartbeat()
+    return job
+
+
 def test_without_anything_to_go_on_from_a_node_in_trouble_trains_on():
     async def scenario():
-        job = Job()
-        await job.fleet.form()
-        for agent in job.fleet.agents.values():
-            agent.held = ()
-            agent.send_heartbeat()
+        job = await without_a_checkpointer()
         await sees_for(job, 600, trouble("b", "evict_at_step"))
         assert (job.world, job.fleet.job.attempt) == (["a", "b"], 0)
 
@@ -325,11 +330,7 @@ def test_without_anything_to_go_on_from_a_node_in_trouble_trains_on():
 
 def test_the_next_checkpoint_of_the_script_s_own_is_waited_for():
     async def scenario():
-        job = Job()
-        await job.fleet.form()
-        for agent in job.fleet.agents.values():
-            agent.held = ()
-            agent.send_heartbeat()
+        job = await without_a_checkpointer()
         job.fleet.agents["a"].writes(written(7))
         for agent in (job.fleet.agents["a"], job.fleet.agents["b"]):
             agent.steps = dict.fromkeys(agent.steps, 9)
