@@ -68,11 +68,11 @@ def test_what_is_inside_a_node_is_tested_where_the_level_is_full():
 class SlowToBegin(FakeNode):
     """Its self-check takes so long, and it is waited for no longer than asked."""
 
-    def __init__(self, name, takes_s, gpus=0):
+    def __init__(self, name, takes_s, gpus=0, gpu_count=0):
         super().__init__(name)
         self.takes_s = takes_s
         known = tuple(GpuIdentity(uuid=f"GPU-{i}") for i in range(gpus))
-        self.hello = dataclasses.replace(self.hello, gpus=known)
+        self.hello = dataclasses.replace(self.hello, gpus=known, gpu_count=gpu_count)
 
     async def ask(self, command, timeout_s):
         reply = await super().ask(command, timeout_s)
@@ -86,6 +86,12 @@ def test_gpus_that_begin_one_after_the_other_are_waited_for_as_long_as_their_age
     with_gpus, without = SlowToBegin("a", agent_s + more_s, gpus=8), SlowToBegin("b", agent_s + more_s)
     report = check(with_gpus, without, level=level)
     assert set(report.failed) == {"b"}
+
+
+def test_gpus_that_are_only_counted_because_nvml_is_missing_are_waited_for_as_well():
+    agent_s = Policy().self_check_s + SELF_CHECK_MARGIN_S
+    counted, without = SlowToBegin("a", agent_s, gpu_count=8), SlowToBegin("b", agent_s)
+    assert set(check(counted, without, level=None).failed) == {"b"}
 
 
 class NotReady(FakeNode):

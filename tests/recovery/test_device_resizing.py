@@ -252,3 +252,20 @@ def test_a_job_that_does_not_run_is_refused():
 def test_a_request_says_how_many_devices_where_it_must(what, devices, words):
     with pytest.raises(UsageError, match=words):
         MoveRequest(what=what, reason="noon", actor="ann", devices=devices)
+
+
+def test_a_move_that_begins_while_nodes_are_asked_goes_first():
+    async def scenario():
+        fleet = Fleet()
+        await fleet.form()
+        asked = asyncio.ensure_future(fleet.controller.resize("j", request(2)))
+        await asyncio.sleep(0)  # the nodes are asked whether they could
+        later = MoveRequest(what="preempt", reason="noon", actor="ann", wait_s=60.0, lose_progress=True)
+        fleet.controller.move("j", later)
+        while not asked.done():
+            await fleet.settle()
+        with pytest.raises(UsageError, match="stopped or moved meanwhile"):
+            asked.result()
+        assert shares(fleet) == {"a": [], "b": []}
+
+    run(scenario)
