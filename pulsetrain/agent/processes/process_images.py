@@ -36,6 +36,7 @@ log = structlog.get_logger()
 
 DUMP_TIMEOUT_S = 600.0  # for one process. To end CRIU in the middle may leave that as it must not be
 RESTORE_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 5.0
 LOOK_S = 0.02
 MANIFEST = "manifest.json"
 BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -101,6 +102,9 @@ class ProcessImages:
     ) -> Manifest:
         """Dump processes by their names, and leave them stopped. Every other image is removed.
 
+        All of them are stopped before the first is dumped. Else one of them would answer another that is in
+        its image already, and what is restored would wait for that answer.
+
         Raises `Unavailable` where one cannot be dumped. Then all of them run on, and no image is left.
         """
         if not self.possible:
@@ -108,6 +112,7 @@ class ProcessImages:
         self.clear()
         folder = self._folder / name
         try:
+            stop(processes.values())
             refuse_outsiders(processes)
             folder.mkdir(parents=True, mode=0o700)
             files: dict[str, str] = {}
@@ -203,6 +208,7 @@ class ProcessImages:
                 zygote.adopt(pid, on_exit[process])
             (folder / "go").touch()
             _await(lambda: len(codes) == len(started), codes)
+            let_go(manifest.processes.values())  # they were stopped when they were dumped
         except (OSError, PulsetrainError) as error:
             with contextlib.suppress(OSError):
                 (folder / "stop").touch()
@@ -267,8 +273,7 @@ def _connections(pid: int) -> list[Any]:
     """The TCP sockets of a process and its children."""
     found: list[Any] = []
     with contextlib.suppress(psutil.Error):
-        root = psutil.Process(pid)
-        for process in (root, *root.children(recursive=True)):
+        for process in _tree(pid):
             found += process.net_connections("tcp")
     return found
 
@@ -277,11 +282,39 @@ def _end_of(address: Any) -> tuple[str, int]:
     return str(address.ip).removeprefix("::ffff:"), int(address.port)
 
 
+def stop(pids: Iterable[int]) -> None:
+    """Stop processes and their children. Raises `Unavailable` where one goes on for `STOP_TIMEOUT_S`."""
+    pids, deadline_s = list(pids), time.monotonic() + STOP_TIMEOUT_S
+    while moving := [process for pid in pids for process in _tree(pid) if not _is_stopped(process)]:
+        if time.monotonic() > deadline_s:
+            raise Unavailable(f"pid {moving[0].pid} does not stop within {STOP_TIMEOUT_S:g} s")
+        for process in moving:
+            with contextlib.suppress(psutil.Error):
+                process.suspend()
+        time.sleep(LOOK_S)
+
+
 def let_go(pids: Iterable[int]) -> None:
     """Let stopped processes and their children run on."""
     for pid in pids:
-        with contextlib.suppress(OSError):
-            os.killpg(pid, signal.SIGCONT)
+        for process in _tree(pid):
+            with contextlib.suppress(psutil.Error):
+                process.resume()
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    """A process and all that it has started, those in other groups included. None where it is gone."""
+    with contextlib.suppress(psutil.Error):
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    return []
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    """Whether it does not run now, as one that has ended does not."""
+    with contextlib.suppress(psutil.Error):
+        return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    return True
 
 
 def last_error(text: str) -> str:

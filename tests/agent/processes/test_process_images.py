@@ -1,6 +1,7 @@
 """Images of a node's processes: what is kept of them, and what is left where one cannot be dumped."""
 
 import os
+import pathlib
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from pulsetrain.agent.processes import process_images
 from pulsetrain.agent.processes.process_images import ProcessImages, refuse_outsiders
 from pulsetrain.core.errors import Unavailable
+from tests.agent.real_processes import until
 
 
 @pytest.fixture
@@ -54,6 +56,44 @@ def test_an_image_is_read_as_it_was_written(tmp_path, sleeper):
     assert set(written.files) == {
         f"{process}/{file}-1.img" for process in ("rank_0", "store") for file in ("core", "pages")
     }
+
+
+@pytest.fixture
+def trees():
+    """Two processes, each with a child in a session of its own."""
+    script = (
+        "import subprocess, time; subprocess.Popen(['sleep', '60'], start_new_session=True); time.sleep(60)"
+    )
+    started = [subprocess.Popen([sys.executable, "-c", script], start_new_session=True) for _ in range(2)]
+    assert until(lambda: all(psutil.Process(p.pid).children() for p in started))
+    family = [q for p in started for q in (psutil.Process(p.pid), *psutil.Process(p.pid).children())]
+    yield [p.pid for p in started]
+    for process in family:
+        process.kill()
+    for process in started:
+        process.wait()
+
+
+def family_states(pids):
+    roots = [psutil.Process(pid) for pid in pids]
+    return {process.status() for root in roots for process in (root, *root.children())}
+
+
+def test_everything_stands_before_the_first_process_is_dumped(tmp_path, trees):
+    states = []
+
+    def run(command, timeout_s):
+        states.append(family_states(trees))
+        folder = command[command.index("-D") + 1]
+        pathlib.Path(folder, "dump.log").write_text("(00.1) Error (criu/x.c:1): no such thing\n")
+        return 1, ""
+
+    made = ProcessImages(tmp_path, run=run)
+    made.lacks = ""
+    with pytest.raises(Unavailable, match="no such thing"):
+        made.dump("one", 3, dict(zip(("rank_0", "rank_1"), trees, strict=True)), {})
+    assert states == [{psutil.STATUS_STOPPED}]
+    assert psutil.STATUS_STOPPED not in family_states(trees)
 
 
 def test_where_one_process_cannot_be_dumped_no_image_is_left(tmp_path, sleeper):
