@@ -243,8 +243,18 @@ class Job:
                 self._adopt()
             case Event.QUORUM:
                 self._joined_s = now_s
-                interrupted = state.phase is Phase.FORMING and state.members.survived()
-                self._loop.post(Event.INTERRUPTED if interrupted else Event.QUORUM)
+                self._begin()
+
+    def _begin(self) -> None:
+        """Enough nodes are here. A job of a pool that this hub does not know yet keeps what it had."""
+        state = self._state
+        interrupted = state.phase is Phase.FORMING and state.members.survived()
+        if self._services.pooled and state.phase is Phase.FORMING:
+            if not interrupted:
+                self.sharing.hold()  # another run of that name: it waits for its share as any new job does
+                return
+            sharing.take_up(state)
+        self._loop.post(Event.INTERRUPTED if interrupted else Event.QUORUM)
 
     def observe(self, new: Iterable[Observation], still_open: Iterable[Observation] = ()) -> None:
         """Decide what follows from the findings that begin now and those that are still open.

@@ -45,7 +45,8 @@ class Preemption:
 @dataclass(frozen=True, kw_only=True)
 class RestartMemory:
     """See `Restarts`. Times are UTC. `failed_from` has pairs of step and number, `unrestorable` of rank and
-    step."""
+    step. `ignores_own`: see `OwnCheckpoints.ignored`.
+    """
 
     used: int
     idle: int
@@ -54,6 +55,7 @@ class RestartMemory:
     failed_from: Sequence[Sequence[int]]
     unrestorable: Sequence[Sequence[int]]
     unexplained_ns: int = 0
+    ignores_own: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

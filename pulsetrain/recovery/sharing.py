@@ -28,6 +28,7 @@ from pulsetrain.recovery.saves import (
     saves_every_step,
 )
 from pulsetrain.recovery.state import JobState
+from pulsetrain.recovery.time_use import Use
 from pulsetrain.recovery.transitions import PREEMPTED, TERMINAL, Event, Phase
 
 ACTOR = moving.POOL
@@ -143,9 +144,10 @@ class JobShare:
         return devices
 
     def speed(self) -> float:
-        """The present share of its full speed."""
+        """The present share of its full speed. Steps that are done again are no work."""
         state = self._state
-        runs = state.phase is Phase.RUNNING and state.attempt.first_step_done
+        redoes = state.time.present is Use.RECOMPUTE
+        runs = state.phase is Phase.RUNNING and state.attempt.first_step_done and not redoes
         return len(state.members.world) / state.resizing.sizes.largest if runs else 0.0
 
     def demand(self, order: int) -> JobDemand:
@@ -244,6 +246,18 @@ def look(job: JobState, loop: Loop) -> None:
         share.acted_in = job.attempt.number
         _change_size(job)
         loop.report(faults.shared(share.reason, job.attempt.number, job.now_ns()))
+
+
+def take_up(job: JobState) -> None:
+    """The hub is new, and none of the job's ranks runs. It goes on with the nodes that it had, where enough
+    of them are here, until the pool gives it others."""
+    before, members = job.members.before, job.members
+    if before is None or members.allowed is not None:
+        return
+    mine = frozenset(node.name for node in members.present() if node.name in before.nodes)
+    size = job.resizing.sizes.fit(len(mine))
+    if size:
+        members.allowed, job.resizing.size = mine, size
 
 
 def _change_size(job: JobState) -> None:

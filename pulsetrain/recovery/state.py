@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from pulsetrain.core.clock import Clock
@@ -127,6 +127,7 @@ class JobState:
             self.budget.spend(now_s - max(0, now_ns - time_ns) / 1e9)
         if memory.restarts is not None:
             self.restarts = Restarts.recalled(memory.restarts, now_s, now_ns)
+            self.own_checkpoints.ignored = memory.restarts.ignores_own
         if memory.replacements is not None:
             self.replacements = Replacements.recalled(memory.replacements, now_s, now_ns)
         if memory.size is not None:
@@ -148,8 +149,10 @@ class JobState:
         await self.services.memory.stored()
 
     def keep_restarts(self) -> None:
-        """A new hub must know how often the job was restarted, and which nodes were at fault."""
+        """A new hub must know how often the job was restarted, which nodes were at fault, and whether the
+        script goes on from what it writes."""
         kept = self.restarts.kept(self.services.clock.monotonic_s(), self.now_ns())
+        kept = replace(kept, ignores_own=self.own_checkpoints.ignored)
         self.services.memory.restarts(self.name, kept)
 
     def keep_world(self) -> None:
@@ -265,8 +268,11 @@ class JobState:
         self.attempt.first_step_done = True
         self.restarts.idle = 0
         self.restarts.unrestorable.clear()
-        self.keep_restarts()
         self.resizing.came_from = ()
+        self._end_recovery()
+        self.keep_restarts()
+
+    def _end_recovery(self) -> None:
         if self.recovery is None:
             return
         reports = self.attempt.first_steps.values()

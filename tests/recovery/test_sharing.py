@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pulsetrain.core.errors import UsageError
@@ -19,8 +21,8 @@ POOL = PoolConfig(devices_per_machine=8)
 class Held(Fleet):
     """A job of two nodes that waits for the pool. Each node is a machine."""
 
-    def __init__(self, nodes="abc"):
-        super().__init__(nodes, pool=POOL)
+    def __init__(self, nodes="abc", **fleet):
+        super().__init__(nodes, pool=POOL, **fleet)
 
     @property
     def share(self):
@@ -185,6 +187,69 @@ def test_a_new_hub_keeps_a_job_to_the_nodes_that_it_runs_on():
         await fleet.settle(0.6)
         assert fleet.job.phase is Phase.RUNNING
         assert fleet.controller.jobs["j"]._state.members.allowed == {"a", "b"}
+
+    run(scenario)
+
+
+async def under_a_new_hub(**said):
+    """A pooled job that could use three nodes ran on a and c. Its hub was lost, and all its ranks ended."""
+    fleet = Held("abc", nnodes=3, sizes=(1, 1))
+    await fleet.settle(1.0)
+    fleet.share.give({"a": 1, "c": 1}, "a test", 5.0)
+    await fleet.settle(1.0)
+    assert [m.node for m in fleet.job.world] == ["a", "c"]
+    new = Held("", nnodes=3, sizes=(1, 1), memory=fleet.memory)
+    new.agents = {name: new.join(name, **said) for name in "abc"}
+    await new.settle(0.0)
+    await new.settle(0.6)
+    return new
+
+
+def test_a_job_that_stood_while_its_hub_was_lost_keeps_to_the_nodes_that_it_had():
+    async def scenario():
+        fleet = await under_a_new_hub()
+        await fleet.wait_for_launch()
+        assert fleet.job.phase is Phase.RUNNING
+        assert [m.node for m in fleet.job.world] == ["a", "c"]
+        assert fleet.share.holds() == {"a": 1, "c": 1}
+
+    run(scenario)
+
+
+def test_another_run_of_that_name_waits_for_the_pool():
+    async def scenario():
+        fleet = await under_a_new_hub(pid=4242)
+        await fleet.settle(1.0)
+        assert (fleet.job.phase, fleet.share.holds()) == (Phase.PREEMPTED, {})
+        for agent in fleet.agents.values():
+            agent.send_heartbeat()
+        fleet.share.give({"b": 1}, "a test", 5.0)
+        await fleet.settle(1.0)
+        assert [m.node for m in fleet.job.world] == ["b"]
+
+    run(scenario)
+
+
+def test_steps_that_are_done_again_are_no_work():
+    async def scenario():
+        fleet = Fleet("abc")
+        await fleet.form()
+        share = fleet.controller.jobs["j"].sharing
+        for name in "ab":
+            fleet.agents[name].complete(9)
+        await fleet.settle(1.0)
+        assert share.speed() == 1.0
+        for name in "ab":
+            fleet.agents[name].held = tuple(replace(h, step=3) for h in fleet.agents[name].held)
+            fleet.agents[name].send_heartbeat()
+        fleet.agents["a"].rank_exits(0, 1)
+        await fleet.settle(1.0)
+        await fleet.wait_for_launch()
+        assert (fleet.job.phase, fleet.job.last_step, share.speed()) == (Phase.RUNNING, 4, 0.0)
+        for name in "ab":
+            fleet.agents[name].complete(9)
+        await fleet.settle(1.0)
+        assert share.speed() == 1.0
 
     run(scenario)
 

@@ -130,6 +130,13 @@ def test_a_restart_that_begins_anew_beside_a_checkpoint_is_the_last_one_for_a_pa
     job.under_way()
     assert (job.history[-1]["resumed_by"], job.history[-1]["lost_steps"]) == ("nothing", 6)
     assert not job.can_resume()
+    under_a_new_hub = JobState(
+        job.name, sizes=job.resizing.sizes, max_restarts=job.max_restarts, services=job.services
+    )
+    for step in (30, 40):
+        own = OwnCheckpoint(step=step, bytes=1, path="/c/x.pt", written_ns=step)
+        under_a_new_hub.own_checkpoints.note(1, [status(0, saved=(own,))])
+    assert not under_a_new_hub.can_resume()
 
 
 def test_steps_are_done_again_until_the_newest_one_before_the_fault_also_before_a_heartbeat_tells_of_them(
