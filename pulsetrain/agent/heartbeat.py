@@ -26,6 +26,7 @@ class NodeState:
     activity: tuple[RankActivity, ...] = ()
     hardware: tuple[HardwareSign, ...] = ()
     restoring: int = -1
+    stored_attempt: int = -1
 
 
 class HeartbeatSender:
@@ -60,6 +61,7 @@ class HeartbeatSender:
                 activity=state.activity,
                 hardware=state.hardware,
                 restoring=state.restoring,
+                stored_attempt=state.stored_attempt,
             )
             for send in self._send:
                 send(heartbeat)

@@ -216,6 +216,7 @@ class Node:
             ranks=statuses,
             activity=self._activity.read(statuses, now_ns),
             held=self._parts.checkpoints.held(),
+            stored_attempt=self._parts.checkpoints.stored_attempt,
             hardware=self._parts.machine.signs(now_ns),
             gauges=self._parts.recorder.gauges(),
             loops=(self.link.loop, self.zygote.loop, *self._parts.loops()),

@@ -9,6 +9,7 @@ only what does not fit beside one forward and backward.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import time
 import weakref
@@ -62,9 +63,13 @@ class Checkpointer:
         replicated: bool = False,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        """Raises `CheckpointError` for `every` below 1, `CorruptData` for an arena of another version."""
+        """Raises `CheckpointError` for `every` below 1, and beside another one that is not closed.
+
+        Raises `CorruptData` for an arena of another version.
+        """
         if every < 1:
             raise CheckpointError(f"every = {every}: allowed: 1 or more")
+        _refuse_second(environ.get("PULSETRAIN_ARENA_FD"))
         self.state = state
         self._every = every
         self._blocking, self._replicated = blocking, replicated
@@ -73,6 +78,8 @@ class Checkpointer:
         fd = environ.get("PULSETRAIN_ARENA_FD")
         own = create_arena() if fd is None else os.dup(int(fd))
         self._arena = ArenaWriter(own)
+        if fd is not None:
+            _open[fd] = self
         weakref.finalize(self._arena, os.close, own)  # a thread that outlives this object may use the arena
         self._copier: Copier = copier_for(torch.cuda.is_initialized())
         self._layouts, self._targets = LayoutCache(), TargetCache(self._copier)
@@ -117,8 +124,13 @@ class Checkpointer:
             return self._skip(step, "every slot waits for the agent to take a durable checkpoint")
         writing.bytes[: len(head) + len(values)] = head + values
         self._last = result = SaveResult(step, arena=self._arena)
-        pairs = self._targets.pairs(writing, leaves, layout)
-        self._copier.begin(pairs)
+        try:
+            pairs = self._targets.pairs(writing, leaves, layout)
+            self._copier.begin(pairs)
+        except Exception as error:  # noqa: BLE001 - such as CUDA without memory: the loop goes on
+            self._fail(result, error)
+            result.mark_copied()
+            return result
         at_once = self._copier.cpu_bound and writing.header.total_bytes < _COPY_AT_ONCE_BYTES
         if self._blocking or at_once:
             self._copy(writing, pairs, result)
@@ -195,6 +207,9 @@ class Checkpointer:
         self._hook.remove()
         self._thread.shutdown(wait=True)
         self._preparer.join()
+        self._copier.close()
+        for fd in [fd for fd, one in _open.items() if one is self]:
+            del _open[fd]
 
     def _full_state(self) -> Mapping[str, object]:
         return self.state if self._rng is None else StateWithRng(self.state, self._rng)
@@ -247,6 +262,22 @@ class Checkpointer:
     def _skip(self, step: int, reason: str) -> SaveResult:
         self._arena.skip(step, reason)
         return SaveResult(step, skipped=reason)
+
+
+_open: weakref.WeakValueDictionary[str, Checkpointer] = weakref.WeakValueDictionary()
+"""by the file descriptor of the agent's arena: whoever writes it in this process"""
+
+
+def _refuse_second(fd: str | None) -> None:
+    """Two of them would overwrite each other's slots, and restore each other's state."""
+    if fd is None or fd not in _open:
+        return
+    gc.collect()  # perhaps nothing refers to it any more
+    if fd in _open:
+        raise CheckpointError(
+            "a second Checkpointer in one process: give one of them the state of all models and optimizers, "
+            "or close() the first"
+        )
 
 
 class ArenaPreparer:

@@ -45,6 +45,9 @@ class Copier(Protocol):
     def finish(self, pairs: Pairs) -> None:
         """On any thread: on return, everything is in its target."""
 
+    def close(self) -> None:
+        """Nothing is copied any more."""
+
 
 def copier_for(cuda: bool) -> Copier:
     """The one for this process."""
@@ -67,19 +70,24 @@ class HostCopier:
         """Copies optimizer-owned tensors."""
         _copy(*pairs.optimizer_owned)
 
+    def close(self) -> None:
+        """Nothing was taken."""
+
 
 class CudaCopier:
-    """Device to host on a stream of its own, into arena memory that the driver has pinned.
+    """Device to host on a stream of its own for each device, into arena memory that the driver has pinned.
 
     Volatile tensors are cloned on the device first, since buffers are small. So nothing here synchronises the
-    training stream. `finish` waits for the copy stream.
+    training streams. `finish` waits for the copy streams. Create it on the training thread.
     """
 
     cpu_bound = False
 
     def __init__(self) -> None:
-        self._stream = torch.cuda.Stream()
+        self._device = torch.cuda.current_device()  # a thread begins on device 0, where we may have nothing
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._pinned: list[mmap.mmap] = []
+        self._registered: list[int] = []
         self._pinning = Lock()
 
     def adopt(self, region: mmap.mmap) -> None:
@@ -91,25 +99,46 @@ class CudaCopier:
             self._pin(region)
 
     def _pin(self, region: mmap.mmap) -> None:
-        buffer = (ctypes.c_char * len(region)).from_buffer(region)
-        failed = torch.cuda.cudart().cudaHostRegister(ctypes.addressof(buffer), len(region), 0)
+        address = ctypes.addressof((ctypes.c_char * len(region)).from_buffer(region))
+        with torch.cuda.device(self._device):
+            failed = torch.cuda.cudart().cudaHostRegister(address, len(region), 0)
         if int(failed):
             log.warning("checkpoint_arena_not_pinned", bytes=len(region), error=str(failed))
+        else:
+            self._registered.append(address)
+
+    def close(self) -> None:
+        """Let go of the pinned memory. Else the driver takes what is mapped there next for it."""
+        with self._pinning, torch.cuda.device(self._device):
+            for address in self._registered:
+                torch.cuda.cudart().cudaHostUnregister(address)
+            self._registered, self._pinned = [], []
 
     def begin(self, pairs: Pairs) -> None:
         """Copies volatile host tensors, and queues every device copy after the work queued so far."""
         cloned = [(source.clone(), target) for source, target in _of(pairs.volatile, on_device=True)]
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream), torch.no_grad():
-            for source, target in (*cloned, *_of(pairs.optimizer_owned, on_device=True)):
-                target.copy_(source, non_blocking=True)
-                source.record_stream(self._stream)
+        by_device: dict[torch.device, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        for source, target in (*cloned, *_of(pairs.optimizer_owned, on_device=True)):
+            by_device.setdefault(source.device, []).append((source, target))
+        for device, copies in by_device.items():
+            stream = self._stream_of(device)
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream), torch.no_grad():
+                for source, target in copies:
+                    target.copy_(source, non_blocking=True)
+                    source.record_stream(stream)
         _copy_host(pairs.volatile)
 
+    def _stream_of(self, device: torch.device) -> torch.cuda.Stream:
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        return self._streams[device]
+
     def finish(self, pairs: Pairs) -> None:
-        """Copies optimizer-owned host tensors and waits for the device."""
+        """Copies optimizer-owned host tensors and waits for the devices."""
         _copy_host(pairs.optimizer_owned)
-        self._stream.synchronize()
+        for stream in list(self._streams.values()):
+            stream.synchronize()
 
 
 def _of(part: tuple[Tensors, Tensors], *, on_device: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:

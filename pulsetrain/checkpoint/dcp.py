@@ -233,8 +233,8 @@ class PulsetrainReader(StorageReader):
             target = planner.resolve_tensor(item).detach()
             data = self.index.read(name, start, tuple(item.lengths))
             if data:
-                raw = torch.frombuffer(bytearray(data), dtype=target.dtype)
-                target.copy_(raw.view(target.shape))
+                stored = getattr(torch, self.index.tensors[name].dtype)
+                target.copy_(torch.frombuffer(bytearray(data), dtype=stored).view(target.shape))
             planner.commit_tensor(item, target)
         done: Future[None] = Future()
         done.set_result(None)

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from pulsetrain.checkpoint.memory import layout as layouts
 from pulsetrain.checkpoint.optimizers import optimizer_names, optimizer_parameters
 from pulsetrain.checkpoint.sharding import local, sharded_like
+from pulsetrain.checkpoint.state_restore import keep_types
 from pulsetrain.checkpoint.statetree import collect, layout_of
 from pulsetrain.checkpoint.storage.backend import open_storage
 from pulsetrain.checkpoint.storage.manifest import Checkpoints, Manifest, Segment, Table
@@ -240,7 +241,9 @@ def _load_optimizer(
         kinds = [n.removeprefix(prefix) for n in index.tensors if n.startswith(prefix)]
         filled[number] = {k: _state_tensor(index, prefix + k, parameter) for k in kinds}
     groups = _settings(key, optimizer, tree)
-    optimizer.load_state_dict({"state": {n: s for n, s in filled.items() if s}, "param_groups": groups})
+    loaded = {n: s for n, s in filled.items() if s}
+    optimizer.load_state_dict({"state": loaded, "param_groups": groups})
+    keep_types(optimizer, parameters, loaded)
 
 
 def _state_tensor(index: SavedState, name: str, parameter: torch.Tensor) -> torch.Tensor:

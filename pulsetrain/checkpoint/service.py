@@ -211,6 +211,11 @@ class CheckpointService:
             *holdings.in_storage(newest),
         )
 
+    @property
+    def stored_attempt(self) -> int:
+        """The newest attempt of which storage had files when it was read. See `Heartbeat`."""
+        return self._persister.stored_attempt if self._persister else -1
+
     def load(
         self, rank: int, step: int, source: str, replica_attempt: int = -1, saved_attempt: int = -1
     ) -> int:
@@ -245,6 +250,7 @@ class CheckpointService:
             if _is_known(world):
                 raise
             raise WorldNeeded(f"no node that is known has it: {error}") from error
+        arena.durable_step = min(arena.durable_step, step)  # what was stored beyond is of another history
         self._replicas.forget_after(step, self._events.attempt)
         return took_ns
 
@@ -276,6 +282,7 @@ class CheckpointService:
         with self._lock:
             for arena in self._arenas.values():
                 arena.forget_after(-1)
+                arena.durable_step = -1
 
     def take_records(self, now_ns: int, *records: str) -> list[Columns]:
         """Rows of `checkpoints` and `events`, or of those named, since the last call."""

@@ -240,9 +240,16 @@ class Hello:
     gpu_count: int = 0
 
 
+NOT_READ = -2
+"""in the place of an attempt: storage was not read yet"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """Sent every second, and at once when something changed. `restoring` is that of the `Hello`."""
+    """Sent every second, and at once when something changed. `restoring` is that of the `Hello`.
+
+    `stored_attempt` is the newest attempt of which storage had files when the agent began. -1: of none.
+    """
 
     node: str
     seq: int
@@ -256,6 +263,7 @@ class Heartbeat:
     activity: Sequence[RankActivity] = ()  # of silent ranks alone
     hardware: Sequence[HardwareSign] = ()  # of a machine with trouble alone
     restoring: int = -1
+    stored_attempt: int = -1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,8 @@ async def launch(job: JobState) -> Event | Fault:
     if restored is not None:
         return restored
     members = job.members
-    job.attempt = Attempt(number=job.attempt.number + 1)
+    newest = max(job.attempt.number, members.stored_attempt())  # files of no two attempts may have one name
+    job.attempt = Attempt(number=newest + 1)
     members.refresh_world()
     plan = _plan(job)
     job.attempt.restore_step = plan.step
@@ -55,6 +56,9 @@ async def launch(job: JobState) -> Event | Fault:
         job.services.memory.preemption(job.name, None)  # also where a node was lost since the resume
     if plan.step < 0:
         elasticity.tell_unfit(job)
+        unread = members.waits_for_storage()
+        if unread:
+            job.write("storage_not_read", {"nodes": unread})
     job.attempt.started_ns = job.now_ns()
     if isinstance(store, Fault):
         return store

@@ -12,6 +12,8 @@ from pulsetrain.recovery.silence import Silence
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Event, Phase
 
+STORAGE_WAIT_S = 300.0
+"""after which a job begins without knowing what storage holds"""
 MOVING_GRACE_S = 2.5
 """For a connection that closed while the job trains on: a firewall may have reset it."""
 
@@ -52,6 +54,16 @@ def _overdue(node: Node, silence: Silence, policy: Policy, now_s: float, *, runn
     return silence.verdict(node) if node.connected else ""
 
 
+def _waits_for_storage(job: JobState) -> bool:
+    """Whether a job that forms must wait, because its newest checkpoint may be in storage that was not read.
+
+    Without it training would begin anew. A storage that never answers does not hold the job up for ever.
+    """
+    if job.phase is not Phase.FORMING or not job.members.waits_for_storage():
+        return False
+    return job.now_ns() - job.phase_since_ns < STORAGE_WAIT_S * 1e9
+
+
 def gathered(job: JobState, *, quiet_s: float) -> Event | None:
     """Whether a job can begin: `ADOPTED` for a running attempt, `QUORUM` to launch one, None to wait.
 
@@ -67,7 +79,7 @@ def gathered(job: JobState, *, quiet_s: float) -> Event | None:
         patience_s = policy.settle_s if job.members.all_back() else policy.adopt_timeout_s
         enough = len(running) >= job.members.attempt_nodes(job.nnodes) or quiet_s > patience_s
         return Event.ADOPTED if enough else None
-    if quiet_s <= policy.settle_s:
+    if quiet_s <= policy.settle_s or _waits_for_storage(job):
         return None
     if job.phase is Phase.FORMING and elasticity.awaits_world(job, quiet_s):
         return None

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from pulsetrain.protocol.late_rows import column
-from pulsetrain.protocol.messages import Held, Hello, RankStatus, WorldNode
+from pulsetrain.protocol.messages import NOT_READ, Held, Hello, RankStatus, WorldNode
 from pulsetrain.recovery import world, world_sizes
 from pulsetrain.recovery.memory import WorldMemory
 from pulsetrain.recovery.nodes import GONE, Node, NodeState
@@ -114,6 +114,16 @@ class Membership:
         """What each reachable node could restore, by its last heartbeat."""
         usable = [n for n in self.nodes.values() if n.usable]
         return {n.name: n.heartbeat.held for n in usable if n.heartbeat is not None}
+
+    def stored_attempt(self) -> int:
+        """The newest attempt of which storage had files, as agents say. -1: none."""
+        beats = (n.heartbeat for n in self.nodes.values() if n.usable)
+        return max((beat.stored_attempt for beat in beats if beat is not None), default=-1)
+
+    def waits_for_storage(self) -> list[str]:
+        """Nodes whose agents have not read storage yet."""
+        beats = {name: n.heartbeat for name, n in self.nodes.items() if n.usable}
+        return sorted(name for name, b in beats.items() if b is not None and b.stored_attempt == NOT_READ)
 
     def holds_anything(self) -> bool:
         """Whether any reachable node could restore something."""

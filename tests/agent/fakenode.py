@@ -250,6 +250,8 @@ class FakeCheckpoints:
         self.persisted_for_s.append(timeout_s)
         return 3
 
+    stored_attempt = -1
+
     def held(self) -> tuple[Held, ...]:
         return (Held(rank=0, step=3, tier="memory"),)
 

@@ -132,6 +132,7 @@ def test_the_copy_beside_forward_and_backward_is_as_of_the_saved_step(fd):
     training.step()  # forward, backward, and an optimizer step that has to wait
     assert release.is_set()
     assert result.wait(40).blocked_ns > 20e6  # what training waited is on record
+    training.checkpointer.close()
     again = Training(fd, restore_step=3)
     again.checkpointer.restore()
     assert again.digest() == expected
@@ -206,6 +207,32 @@ def test_after_a_failed_copy_training_goes_on(fd):
     assert not result
     assert ArenaReader(fd).published()[0].step == 2
     assert (ArenaReader(fd).skip_step, ArenaReader(fd).skip_reason) == (3, "no such luck")
+
+
+def test_a_save_without_memory_for_its_copies_fails_and_the_loop_goes_on(fd, monkeypatch):
+    training = Training(fd)
+
+    def out_of_memory(pairs):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(training.checkpointer._copier, "begin", out_of_memory)
+        result = training.checkpointer.save(1)
+    assert not result
+    assert "out of memory" in result.status
+    training.step()  # the optimizer does not wait for a copy that never comes
+    assert training.checkpointer.save(2)
+
+
+def test_a_second_one_beside_the_first_is_refused(fd):
+    first = Training(fd)
+    with pytest.raises(CheckpointError, match="a second Checkpointer in one process"):
+        Training(fd)
+    first.checkpointer.close()
+    second = Training(fd)
+    del second
+    Training(fd)  # nothing refers to the second any more
+    Training()  # it has an arena of its own
 
 
 def test_nothing_to_restore_empties_the_arena(fd):

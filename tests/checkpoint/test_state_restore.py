@@ -92,6 +92,19 @@ def test_an_optimizer_that_has_not_stepped_gets_its_state():
     assert torch.equal(optimizer.state[model.weight]["exp_avg"], saved["state"][0]["exp_avg"])
 
 
+def test_state_of_another_element_type_than_its_parameter_is_not_rounded():
+    model = torch.nn.Linear(2, 1, bias=False).bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    fine = torch.tensor([[1.001, 2.002]])
+    parts = {"whole": fine, "parts": {"left": [fine[:, 0]], "right": (fine[:, 1], 7)}}
+    put_back({"o": optimizer}, {"o": {**optimizer.state_dict(), "state": {0: parts}}})
+    kept = optimizer.state[model.weight]
+    assert torch.equal(kept["whole"], fine)
+    assert torch.equal(kept["parts"]["left"][0], fine[:, 0])
+    assert torch.equal(kept["parts"]["right"][0], fine[:, 1])
+    assert kept["parts"]["right"][1] == 7
+
+
 @pytest.mark.parametrize(
     ("saved", "message"),
     [

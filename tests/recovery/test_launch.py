@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import replace
 
-from pulsetrain.protocol.messages import Held, HostStore, Reply, Start
+from pulsetrain.protocol.messages import NOT_READ, Held, HostStore, Reply, Start
 from pulsetrain.recovery import launch as launching
 from pulsetrain.recovery.launch import launch
 from pulsetrain.recovery.record import Fault
@@ -44,6 +44,22 @@ def test_every_node_starts_its_ranks_from_the_common_step():
     assert (start.attempt, start.node_rank, start.restore_step) == (1, 1, 4)
     assert (start.sources, start.store_port) == ({"2": "memory", "3": "memory"}, 4242)
     assert (job.attempt.launched, job.recovery.fetch_ns, job.recovery.resumed_step) == (True, 9, 4)
+
+
+def test_an_attempt_has_a_number_of_which_storage_has_no_files():
+    a, b = Launcher("a"), Launcher("b")
+    b.take_heartbeat(heartbeat("b", stored_attempt=6), 0.0)
+    job = job_of(a, b)
+    assert asyncio.run(launch(job)) is Event.STARTED
+    assert (job.attempt.number, a.commands[-1].attempt) == (7, 7)
+
+
+def test_a_launch_that_does_not_know_what_storage_holds_is_an_event():
+    a, b = Launcher("a"), Launcher("b")
+    b.take_heartbeat(heartbeat("b", stored_attempt=NOT_READ), 0.0)
+    job = job_of(a, b)
+    asyncio.run(launch(job))
+    assert job.services.journal.last("storage_not_read")["detail"] == {"nodes": ["b"]}
 
 
 def test_all_agents_of_a_job_get_the_key_by_which_they_know_each_other():

@@ -4,16 +4,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from pulsetrain.protocol.messages import Leaving
+from pulsetrain.protocol.messages import NOT_READ, Leaving
 from pulsetrain.recovery.attempt import Attempt
-from pulsetrain.recovery.liveness import gathered, is_starting, overdue
+from pulsetrain.recovery.liveness import STORAGE_WAIT_S, gathered, is_starting, overdue
 from pulsetrain.recovery.memory import WorldMemory
 from pulsetrain.recovery.nodes import Node, NodeState
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.resizing import Resizing
 from pulsetrain.recovery.transitions import Event, Phase
 from pulsetrain.recovery.world_sizes import WorldSizes
-from tests.recovery.builders import hello
+from tests.recovery.builders import heartbeat, hello
 from tests.recovery.test_membership import formed, joined, send
 
 POLICY = Policy(reconnect_grace_s=1.0, heartbeat_timeout_s=2.5, settle_s=0.5, adopt_timeout_s=10.0)
@@ -99,6 +99,18 @@ def test_a_launch_that_an_earlier_hub_began_is_not_waited_for_once_all_its_nodes
     if before:
         members.before = WorldMemory(attempt=3, nodes=list(before), pids=[1, 2])
     assert gathered(job(members), quiet_s=quiet_s) is expected
+
+
+def test_a_job_begins_once_storage_was_read_or_was_waited_for_long_enough():
+    members = joined("a", "b")
+    forming = job(members)
+    members.nodes["b"].take_heartbeat(heartbeat("b", stored_attempt=NOT_READ), 0.0)
+    assert gathered(forming, quiet_s=1.0) is None
+    forming.now_ns = lambda: int((STORAGE_WAIT_S + 1) * 1e9)
+    assert gathered(forming, quiet_s=1.0) is Event.QUORUM
+    forming.now_ns = lambda: 0
+    members.nodes["b"].take_heartbeat(heartbeat("b", stored_attempt=3), 0.0)
+    assert gathered(forming, quiet_s=1.0) is Event.QUORUM
 
 
 def test_what_an_earlier_hub_kept_of_another_attempt_says_nothing_of_this_one():

@@ -144,6 +144,16 @@ class ArenaReader(Arena):
         """Let the trainer overwrite the slot again."""
         self.sending_generation[info.slot] = 0
 
+    def begin_persisting(self, info: SlotInfo) -> bool:
+        """Keep the trainer from overwriting a slot. False where it has begun to already."""
+        self.persisting_generation[info.slot] = info.generation
+        return self.still(info)
+
+    def end_persisting(self, info: SlotInfo) -> None:
+        """Let the trainer overwrite the slot again."""
+        if self.persisting(info):
+            self.persisting_generation[info.slot] = 0
+
     def begin_sharing(self, info: SlotInfo) -> bool:
         """Let the trainer overwrite other slots first. False where it has begun with this one already.
 
@@ -255,20 +265,23 @@ class ArenaWriter(Arena):
             self.invalidate(info)
 
     def _free_slot(self, total: int) -> int | None:
-        """An empty slot, else the oldest. Slots that are shared come after all others.
+        """An empty slot, else the oldest. Slots that are shared come after all others, and those that wait
+        for storage without being asked for come last: to go on in memory matters more.
 
-        Never the newest checkpoint, nor one that is pinned or being sent. There are `slots_for` the size to
-        choose from, plus one while any is pinned, one while any is being sent, and one while any is shared.
+        Never the newest checkpoint, nor one that is sent or written to storage, nor a durable one that waits.
+        There are `slots_for` the size to choose from, plus one while any is pinned, one while any is being
+        sent, and one while any is shared.
         """
         infos = self.published()
-        pinned = {i.slot for i in infos if i.pinned and not self.taken(i)}
+        pinned = {i.slot: i for i in infos if i.pinned and not self.taken(i)}
         sending = {i.slot for i in infos if self.sending(i)}
-        kept = {i.slot for i in infos[:1]} | pinned | sending
+        waiting = {slot for slot, i in pinned.items() if not i.durable and not self.persisting(i)}
+        kept = {i.slot for i in infos[:1]} | (pinned.keys() - waiting) | sending
         shared = {i.slot for i in infos if self.shared(i)}
         age = {i.slot: i.generation for i in infos}
         slots = min(MAX_SLOTS, slots_for(total) + bool(pinned) + bool(sending) + bool(shared))
         free = [slot for slot in range(slots) if slot not in kept]
-        return min(free, key=lambda slot: (slot in shared, age.get(slot, 0)), default=None)
+        return min(free, key=lambda slot: (slot in waiting, slot in shared, age.get(slot, 0)), default=None)
 
     def _commit(self, writing: SlotWriter) -> SlotInfo:
         header, newest = writing.header, self.newest

@@ -15,7 +15,7 @@ from pulsetrain.checkpoint.memory.slots import MAX_SLOTS, PAGE, SlotInfo
 from pulsetrain.core.errors import CorruptData
 
 MAGIC = 0x414E455241545000
-VERSION = 5
+VERSION = 6
 SLOT_WORDS = (
     "seq",
     "generation",
@@ -105,6 +105,7 @@ class HeaderPage:
         self.verified_generation = self.words[32:40]
         self.sending_generation = self.words[40:48]
         self.shared_generation = self.words[48:56]
+        self.persisting_generation = self.words[56:64]
         if (self.magic, self.version) != (MAGIC, VERSION):
             raise CorruptData(f"file descriptor {fd}: not an arena of version {VERSION}")
 
@@ -144,6 +145,10 @@ class HeaderPage:
     def shared(self, info: SlotInfo) -> bool:
         """A replica of another rank uses blocks of this generation."""
         return self.shared_generation[info.slot] == info.generation
+
+    def persisting(self, info: SlotInfo) -> bool:
+        """The agent is writing this generation to storage."""
+        return self.persisting_generation[info.slot] == info.generation
 
     def taken(self, info: SlotInfo) -> bool:
         """The agent has its own copy of this generation, or has given it up."""

@@ -11,6 +11,7 @@ from pulsetrain.checkpoint.storage.manifest import MANIFEST, Checkpoints, Manife
 from pulsetrain.checkpoint.storage.polling import Poller
 from pulsetrain.checkpoint.storage.rank_files import read_receipts, read_tables
 from pulsetrain.core.errors import CheckpointError
+from pulsetrain.protocol.messages import NOT_READ
 
 
 class Committer:
@@ -22,6 +23,8 @@ class Committer:
         self._checkpoints, self._poller, self._events = checkpoints, poller, events
         self._timeout_s = self._tables_s = timeout_s
         self._newest: tuple[Manifest, ...] = ()
+        self._stored_attempt = NOT_READ
+        self._given_up: set[tuple[int, int]] = set()  # step and attempt
         self._lock = Lock()
         self._changing = Lock()  # a manifest must not be written while packs are removed
 
@@ -34,12 +37,23 @@ class Committer:
         """From now on wait at most so long for the tables of all ranks."""
         self._tables_s = min(self._tables_s, timeout_s)
 
-    def read_newest(self) -> None:
-        """Look what storage holds. A storage that refuses is an event."""
+    @property
+    def stored_attempt(self) -> int:
+        """The newest attempt that had written anything when storage was read. -1: none. `NOT_READ` before."""
+        return self._stored_attempt
+
+    def read_newest(self) -> bool:
+        """Look what storage holds. Returns whether that worked. A storage that refuses is an event."""
         try:
-            self._newest = tuple(self._checkpoints.committed(newest=2))
+            newest = self._checkpoints.committed(newest=2)
+            attempt = self._checkpoints.newest_attempt()
         except Exception as error:  # noqa: BLE001 - whatever a storage backend raises is an event
             self._events.event("storage_unreadable", {"error": str(error)})
+            return False
+        for manifest in newest:
+            self.remember(manifest)
+        self._stored_attempt = attempt
+        return True
 
     def commit(self, info: SlotInfo) -> Manifest:
         """Write the manifest once every rank has written its receipt. Only rank 0's agent calls this.
@@ -88,7 +102,7 @@ class Committer:
         """Count a step as committed."""
         with self._lock:
             others = [m for m in self._newest if m.step != manifest.step]
-            self._newest = tuple(sorted([manifest, *others], key=lambda m: -m.step)[:2])
+            self._newest = tuple(sorted([manifest, *others], key=lambda m: m.order, reverse=True)[:2])
 
     def remove_old(self, *, keep_last: int, keep_every: int) -> None:
         """Remove the steps that neither `keep_last` nor `keep_every` keeps. That is an event."""
@@ -96,3 +110,16 @@ class Committer:
             removed = self._checkpoints.retain(last=keep_last, every=keep_every)
         if removed:
             self._events.event("checkpoints_removed", {"steps": removed})
+
+    def give_up(self, info: SlotInfo) -> None:
+        """A step was not committed and will not be. Remove its files, or the disk fills with such steps.
+
+        Ranks that are late may write some of them once more. These go with the next step that is given up.
+        """
+        with self._changing:
+            self._given_up.add((info.step, info.attempt))
+            try:
+                for step, attempt in self._given_up:
+                    self._checkpoints.remove_abandoned(step, attempt)
+            except Exception as error:  # noqa: BLE001 - whatever a storage backend raises is an event
+                self._events.event("storage_unreadable", {"error": str(error)})

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import builtins
 import json
-from collections.abc import Iterable, Mapping
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NotRequired, TypedDict
 
@@ -153,6 +155,11 @@ class Manifest:
         return sum(b.bytes for b in self.blobs.values())
 
     @property
+    def order(self) -> tuple[int, int]:
+        """By which one checkpoint is newer than another: attempt, then step."""
+        return self.attempt, self.step
+
+    @property
     def files(self) -> frozenset[str]:
         """Every pack it needs."""
         return frozenset(b.file for b in self.blobs.values())
@@ -202,6 +209,17 @@ def folder_of(step: int) -> str:
     return f"step-{step:012d}"
 
 
+def stem_of(attempt: int, rank: int) -> str:
+    """What the names of a rank's files in a step's folder begin with. Each attempt has other names."""
+    return f"a{attempt}-rank-{rank:05d}"
+
+
+def _attempt_of(names: Iterable[str]) -> int:
+    """The newest attempt of which a step's folder has files, -1 for none."""
+    found = (re.match(r"a(\d+)-rank-", name) for name in names)
+    return max((int(match[1]) for match in found if match), default=-1)
+
+
 def step_of(folder: str) -> int | None:
     """The step of a folder's name. None for another name."""
     digits = folder.removeprefix("step-")
@@ -230,19 +248,38 @@ class Checkpoints:
         except FileNotFoundError:
             return None
 
+    def newest_attempt(self) -> int:
+        """The newest attempt that has written anything here, committed or not. -1: none has."""
+        names = (name for step in self.steps() for name in self.storage.list(self.path(folder_of(step))))
+        return _attempt_of(names)
+
     def committed(self, *, newest: int = 0) -> list[Manifest]:
-        """Whole manifests, newest step first. `newest` limits how many. A damaged one does not count."""
-        manifests: list[Manifest] = []
-        for step in reversed(self.steps()):
+        """Whole manifests, those of the newest attempt first, and of one attempt the newest step first.
+
+        An attempt may go on from an earlier step than others have reached, or begin anew. What it has written
+        since is newer all the same. `newest` limits how many. A damaged one does not count.
+        """
+        ahead = sorted(self._with_manifest(), reverse=True)
+        found: list[Manifest] = []
+        for attempt, step in ahead:
+            if newest and sum(m.order >= (attempt, step) for m in found) >= newest:
+                break
             try:
                 manifest = self.manifest(step)
             except CorruptData:
                 continue
             if manifest is not None:
-                manifests.append(manifest)
-                if len(manifests) == newest:
-                    break
-        return manifests
+                found.append(manifest)
+        found.sort(key=lambda m: m.order, reverse=True)
+        return found[:newest] if newest else found
+
+    def _with_manifest(self) -> Iterator[tuple[float, int]]:
+        """Steps with a manifest, each with the newest attempt that it may be of."""
+        for step in self.steps():
+            names = self.storage.list(self.path(folder_of(step)))
+            if MANIFEST in names:
+                attempt = _attempt_of(names)
+                yield (math.inf if attempt < 0 else attempt), step
 
     def lost_files(self, manifest: Manifest) -> list[str]:
         """Packs that the manifest needs and the storage does not have."""
@@ -252,7 +289,7 @@ class Checkpoints:
 
     def kept(self, manifests: Iterable[Manifest]) -> list[Manifest]:
         """Those of `manifests` whose step is still committed."""
-        return [m for m in manifests if MANIFEST in self.storage.list(self.path(folder_of(m.step)))]
+        return [m for m in manifests if self._has_manifest(m.step)]
 
     def read_segment(self, manifest: Manifest, segment: Segment, target: memoryview) -> int:
         """Fill `target` with one segment, check it, and return the bytes read.
@@ -300,8 +337,9 @@ class Checkpoints:
     def retain(self, *, last: int, every: int) -> list[int]:
         """Remove steps that neither `last` nor `every` keeps, and return them.
 
-        Steps without a manifest go too where they are older than the newest step. A pack that a kept manifest
-        refers to stays.
+        `last` counts from the newest, see `committed`. Steps beyond the newest stay: an earlier attempt got
+        so far, and perhaps somebody wants to go on from there. Steps without a manifest go too where they
+        are older than the newest step. A pack that a kept manifest refers to stays.
         """
         manifests = self.committed()
         keep = [m for i, m in enumerate(manifests) if i < last or (every and m.step % every == 0)]
@@ -313,6 +351,26 @@ class Checkpoints:
         for step in gone:
             self._remove(step, needed)
         return gone
+
+    def remove_abandoned(self, step: int, attempt: int) -> None:
+        """Remove what an attempt has written of a step that it has not committed.
+
+        A pack that a committed step refers to stays.
+        """
+        folder = folder_of(step)
+        mine = [n for n in self.storage.list(self.path(folder)) if _attempt_of([n]) == attempt]
+        committed = self.committed() if mine else []
+        if any(m.order == (attempt, step) for m in committed):
+            return
+        needed = {file for m in committed for file in m.files}
+        for name in mine:
+            if f"{folder}/{name}" not in needed:
+                self.storage.remove(self.path(f"{folder}/{name}"))
+        if mine and not self.storage.list(self.path(folder)):
+            self.storage.remove(self.path(folder))
+
+    def _has_manifest(self, step: int) -> bool:
+        return MANIFEST in self.storage.list(self.path(folder_of(step)))
 
     def _remove(self, step: int, needed: Iterable[str]) -> None:
         folder = folder_of(step)

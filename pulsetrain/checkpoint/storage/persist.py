@@ -10,6 +10,7 @@ A rank that fails or is late leaves a step without a manifest, which does not ex
 
 from __future__ import annotations
 
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,10 +25,13 @@ from pulsetrain.checkpoint.storage.commit import Committer
 from pulsetrain.checkpoint.storage.manifest import Checkpoints, Manifest
 from pulsetrain.checkpoint.storage.polling import Poller
 from pulsetrain.checkpoint.storage.rank_files import RankWriter
-from pulsetrain.core.errors import PulsetrainError
+from pulsetrain.core.errors import CheckpointError, PulsetrainError
 from pulsetrain.core.supervisor import LoopStatus, LoopThread
+from pulsetrain.protocol.messages import NOT_READ
 
 STALE_AFTER_S = 120.0  # choosing a step asks the storage, which may be slow
+RETRY_S, MOST_RETRY_S = 0.5, 10.0  # between two tries of a durable save
+READ_AGAIN_S = 5.0  # after a storage that refused
 TABLES_SHARE = 0.15  # of the time at the end, for the tables of all ranks. Without them a step is given up.
 WRITERS = 32  # each waits for the tables of all ranks, so there must be one for each rank of a node
 
@@ -61,7 +65,7 @@ class Persister:
         self._idle: dict[int, int] = {}  # rank -> `active` word of its arena when nothing waited
         self._lock = Lock()
         self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="pulsetrain-persist")
-        self._knows_newest = False
+        self._read_at_s = -math.inf
         self._all = False  # also what is not due
         self._gather_s = config.gather_s
         self._uncommitted = 0  # ranks whose step is written, or about to be, and not committed
@@ -88,6 +92,11 @@ class Persister:
     def newest(self) -> tuple[Manifest, ...]:
         """The newest committed checkpoints, newest first."""
         return self._committer.newest
+
+    @property
+    def stored_attempt(self) -> int:
+        """The newest attempt that had written to storage, see `Committer.stored_attempt`."""
+        return self._committer.stored_attempt
 
     @property
     def busy(self) -> frozenset[int]:
@@ -143,9 +152,9 @@ class Persister:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _turn(self) -> float:
-        if not self._knows_newest:
+        if self.stored_attempt == NOT_READ and time.monotonic() >= self._read_at_s:
             self._committer.read_newest()
-            self._knows_newest = True
+            self._read_at_s = time.monotonic() + READ_AGAIN_S
         for rank, arena in list(self._arenas.items()):
             active = arena.active
             if self._idle.get(rank) == active:
@@ -171,7 +180,8 @@ class Persister:
             chosen, overtaken = self._chooser.choose(rank, waiting)
         except Exception as error:  # noqa: BLE001 - a thread's edge: whatever a storage backend raises is an event
             self._record_failure(waiting[0], str(error))
-            arena.set_taken(waiting[0])
+            if not waiting[0].durable:
+                arena.set_taken(waiting[0])
             return
         for info in () if self._all else overtaken:  # an older step may be the only one that all ranks have
             self._give_up(arena, info)
@@ -189,19 +199,16 @@ class Persister:
         self._events.event("persist_skipped", detail, rank=info.rank)
 
     def _persist(self, arena: ArenaReader, info: SlotInfo) -> None:
-        started = time.monotonic_ns()
+        started, committed = time.monotonic_ns(), False
         try:
-            writer = RankWriter(
-                self._checkpoints, arena, info, rate_limit=self._rate_limit, poller=self._poller
-            )
-            stored = self._checkpoints.kept(self._committer.newest)
-            written = writer.write(stored, self._gather_s)
+            written = self._write(arena, info)
             arena.set_taken(info)
             self._end_busy(info.rank)
             self._record("persist", info, written, started)
             is_committer = info.rank == 0
             manifest = self._committer.commit(info) if is_committer else self._committer.await_commit(info)
             self._record("commit", info, manifest.tables[info.rank].bytes, started)
+            committed = True
             self._finish(manifest, is_committer)
         except (OSError, PulsetrainError) as error:
             self._record_failure(info, str(error))
@@ -209,9 +216,32 @@ class Persister:
             self._record_failure(info, repr(error))
         finally:
             arena.set_taken(info)
+            arena.end_persisting(info)
             self._end_busy(info.rank, info.generation)
+            if info.rank == 0 and not committed:
+                self._committer.give_up(info)
             with self._lock:
                 self._uncommitted -= 1
+
+    def _write(self, arena: ArenaReader, info: SlotInfo) -> int:
+        """Write the rank's files, and return the bytes written. A durable save is tried again.
+
+        The script has asked for it, and a storage that refuses once may take it a moment later.
+        """
+        deadline_s, wait_s = time.monotonic() + self._config.commit_timeout_s, RETRY_S
+        while True:
+            if not arena.begin_persisting(info):
+                raise CheckpointError(f"step {info.step} was overwritten before it was persisted")
+            writer = RankWriter(
+                self._checkpoints, arena, info, rate_limit=self._rate_limit, poller=self._poller
+            )
+            try:
+                return writer.write(self._checkpoints.kept(self._committer.newest), self._gather_s)
+            except OSError:
+                again = info.durable and arena.still(info) and time.monotonic() + wait_s < deadline_s
+                if not again or self._stop.wait(wait_s):
+                    raise
+            wait_s = min(2 * wait_s, MOST_RETRY_S)
 
     def _end_busy(self, rank: int, generation: int | None = None) -> None:
         """The rank's bytes are written or given up. The next checkpoint may start."""

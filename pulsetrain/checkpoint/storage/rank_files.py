@@ -25,6 +25,7 @@ from pulsetrain.checkpoint.storage.manifest import (
     Segment,
     Table,
     folder_of,
+    stem_of,
 )
 from pulsetrain.checkpoint.storage.polling import Poller
 from pulsetrain.core.errors import CheckpointError, CorruptData
@@ -123,8 +124,8 @@ class RankWriter:
 
 
 def file_stem(info: SlotInfo, rank: int) -> str:
-    """What the names of a rank's files begin with. Each attempt has other names."""
-    return f"a{info.attempt}-rank-{rank:05d}"
+    """What the names of a rank's files of this step begin with."""
+    return stem_of(info.attempt, rank)
 
 
 def table_of(info: SlotInfo, data: memoryview) -> Table:

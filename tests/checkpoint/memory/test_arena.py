@@ -1,5 +1,6 @@
 """The arena: what is published stays readable, what is not is never seen."""
 
+import dataclasses
 import mmap
 import os
 
@@ -13,7 +14,7 @@ from pulsetrain.checkpoint.memory.slots import LARGE_BYTES, MAX_SLOTS, Header, p
 from pulsetrain.core.errors import CorruptData
 
 
-def header(step: int, *, size: int = 100, pinned: bool = False, rank: int = 0) -> Header:
+def header(step: int, *, size: int = 100, pinned=False, durable=False, rank: int = 0) -> Header:
     return Header(
         step=step,
         attempt=0,
@@ -22,12 +23,13 @@ def header(step: int, *, size: int = 100, pinned: bool = False, rank: int = 0) -
         layout_bytes=10,
         values_bytes=5,
         payload_bytes=size,
-        pinned=pinned,
+        pinned=pinned or durable,
+        durable=durable,
     )
 
 
-def write(writer: ArenaWriter, step: int, *, size: int = 100, pinned: bool = False, fill: int | None = None):
-    writing = writer.begin(header(step, size=size, pinned=pinned))
+def write(writer: ArenaWriter, step: int, *, fill: int | None = None, **options):
+    writing = writer.begin(header(step, **options))
     if writing is None:
         return None
     writing.bytes[:] = bytes([step % 251 if fill is None else fill]) * len(writing.bytes)
@@ -138,7 +140,7 @@ def test_equal_content_is_flagged(fd):
 def test_pinned_slots_are_kept_until_taken(fd):
     writer, reader = ArenaWriter(fd), ArenaReader(fd)
     size = 100
-    durable = write(writer, 1, pinned=True, size=size)
+    durable = write(writer, 1, durable=True, size=size)
     for step in range(2, 20):
         assert write(writer, step, size=size) is not None
     assert reader.verify(durable)
@@ -151,10 +153,34 @@ def test_pinned_slots_are_kept_until_taken(fd):
 def test_with_every_slot_pinned_a_save_is_refused_and_counted(fd):
     writer, reader = ArenaWriter(fd), ArenaReader(fd)
     for step in range(MAX_SLOTS):
-        assert write(writer, step, pinned=True)
+        assert write(writer, step, durable=True)
     assert write(writer, 99) is None
     writer.skip(99, "full")
     assert (reader.skip_count, reader.skip_step, reader.skip_reason) == (1, 99, "full")
+
+
+def test_saves_go_on_in_memory_while_storage_is_too_slow_for_periodic_ones(fd):
+    writer, reader = ArenaWriter(fd), ArenaReader(fd)
+    stored = write(writer, 0, pinned=True)
+    assert reader.begin_persisting(stored)
+    for step in range(1, 4 * MAX_SLOTS):
+        assert write(writer, step, pinned=step % 2 == 0)
+    assert reader.verify(stored)
+    assert reader.newest.step == 4 * MAX_SLOTS - 1
+    reader.end_persisting(stored)
+    reader.set_taken(stored)
+    write(writer, 99, pinned=True)
+    write(writer, 100)
+    assert reader.find(0, 0) is None
+
+
+def test_what_waits_for_storage_gives_way_last(fd):
+    writer, reader = ArenaWriter(fd), ArenaReader(fd)
+    write(writer, 0, pinned=True)
+    for step in range(1, 3 * MAX_SLOTS):
+        write(writer, step)
+    assert reader.find(0, 0)
+    assert not reader.begin_persisting(dataclasses.replace(reader.find(0, 0), seq=0))
 
 
 def test_large_states_use_two_slots(fd):

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from pulsetrain.checkpoint.storage.manifest import (
     Table,
     folder_of,
     parse_manifest,
+    stem_of,
     step_of,
 )
 from pulsetrain.core.errors import CorruptData, Unavailable
@@ -52,12 +54,15 @@ def checkpoints(tmp_path):
     return Checkpoints(open_storage(str(tmp_path)), "j")
 
 
-def commit(checkpoints: Checkpoints, step: int, old: dict[str, bytes] | None = None) -> Manifest:
+def commit(
+    checkpoints: Checkpoints, step: int, old: dict[str, bytes] | None = None, *, attempt: int | None = None
+) -> Manifest:
     """A step with a pack of its own, and packs of earlier steps."""
-    own = {f"{folder_of(step)}/own.pack": f"content of {step}".encode()}
+    pack = "own" if attempt is None else stem_of(attempt, 0)
+    own = {f"{folder_of(step)}/{pack}.pack": f"content of {step}".encode()}
     for file, data in own.items():
         checkpoints.storage.put(checkpoints.path(file), [data])
-    made = manifest(step, own | (old or {}))
+    made = replace(manifest(step, own | (old or {})), attempt=attempt or 0)
     checkpoints.storage.put(checkpoints.path(f"{folder_of(step)}/manifest.json"), [made.encode()])
     return made
 
@@ -140,6 +145,46 @@ def test_retention_keeps_every_kth_step_and_newer_uncommitted_ones(checkpoints):
     checkpoints.storage.put("j/step-000000000040/a.table.json", [b"{}"])  # is being written
     assert checkpoints.retain(last=1, every=20) == [10, 12, 15]
     assert checkpoints.steps() == [20, 30, 40]
+
+
+def test_a_job_that_began_anew_keeps_what_it_commits_and_what_an_earlier_attempt_has(checkpoints):
+    for step in (900, 1000):
+        commit(checkpoints, step, attempt=0)
+    for step in (100, 200, 300):
+        commit(checkpoints, step, attempt=1)
+        checkpoints.retain(last=2, every=0)
+        assert checkpoints.manifest(step) is not None
+    assert [m.order for m in checkpoints.committed()] == [(1, 300), (1, 200), (0, 1000), (0, 900)]
+    assert [m.order for m in checkpoints.committed(newest=2)] == [(1, 300), (1, 200)]
+    for step in (900, 1000, 1100):  # the new attempt comes by there itself
+        commit(checkpoints, step, attempt=1)
+        checkpoints.retain(last=2, every=0)
+    assert [m.order for m in checkpoints.committed()] == [(1, 1100), (1, 1000)]
+
+
+def test_a_step_that_a_newer_attempt_has_only_begun_to_write_still_counts_for_the_older_one(checkpoints):
+    commit(checkpoints, 100, attempt=1)
+    commit(checkpoints, 200, attempt=0)
+    checkpoints.storage.put(f"j/{folder_of(200)}/{stem_of(2, 0)}.table.json", [b"{}"])
+    assert [m.order for m in checkpoints.committed(newest=1)] == [(1, 100)]
+    assert checkpoints.newest_attempt() == 2
+
+
+def test_what_an_attempt_has_left_uncommitted_is_removed_and_nothing_else(checkpoints):
+    commit(checkpoints, 100, attempt=1)
+    needed = {f"{folder_of(300)}/{stem_of(2, 1)}.pack": b"still needed"}
+    for name in (f"{stem_of(2, 0)}.pack", f"{stem_of(2, 0)}.table.json", f"{stem_of(3, 0)}.table.json"):
+        checkpoints.storage.put(f"j/{folder_of(300)}/{name}", [b"x"])
+    for file, data in needed.items():
+        checkpoints.storage.put(checkpoints.path(file), [data])
+    commit(checkpoints, 200, needed, attempt=2)
+    for step in (100, 200, 300, 400):
+        checkpoints.remove_abandoned(step, 2)
+    left = checkpoints.storage.list(f"j/{folder_of(300)}")
+    assert left == [f"{stem_of(2, 1)}.pack", f"{stem_of(3, 0)}.table.json"]
+    checkpoints.remove_abandoned(300, 3)
+    assert [m.order for m in checkpoints.committed()] == [(2, 200), (1, 100)]
+    assert all(checkpoints.verify(m) == [] for m in checkpoints.committed())
 
 
 def test_nothing_is_removed_before_anything_is_committed(checkpoints):

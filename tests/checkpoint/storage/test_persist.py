@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pulsetrain.checkpoint.memory.arena import ArenaReader
+from pulsetrain.checkpoint.storage import persist
 from pulsetrain.checkpoint.storage.backend import open_storage
 from pulsetrain.checkpoint.storage.manifest import Checkpoints
+from pulsetrain.protocol.messages import NOT_READ
 from tests.checkpoint.trainers import content, save, wait_until
 
 pytestmark = pytest.mark.integration
@@ -138,6 +140,64 @@ def test_a_full_disk_is_an_event_and_leaves_the_last_committed_step(cluster, tmp
     monkeypatch.undo()
     c.save(3)
     wait_until(lambda: c.holds("n0", 0, 3, "storage"))
+
+
+def test_a_durable_save_is_tried_again_where_storage_refuses_once(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(persist, "RETRY_S", 0.01)
+    c = cluster(1, storage=str(tmp_path), persist_every=0)
+    storage = c.services["n0"]._checkpoints.storage
+    put, refusals = storage.put, iter(range(3))
+
+    def unsteady(path, chunks):
+        if path.endswith(".pack") and next(refusals, None) is not None:
+            raise OSError(5, "Input/output error")
+        return put(path, chunks)
+
+    monkeypatch.setattr(storage, "put", unsteady)
+    assert save(c.fds[0], 0, 7, durable=True)
+    wait_until(lambda: c.holds("n0", 0, 7, "storage"))
+    assert next(refusals, None) is None
+
+
+def test_steps_that_are_not_committed_leave_no_files(cluster, tmp_path):
+    c = cluster(2, storage=str(tmp_path), persist_every=10, commit_timeout_s=0.1)
+    for service in c.services.values():
+        service._persister._gather_s = 0.1
+    for step in (10, 20, 30):  # the other rank never comes
+        save(c.fds[0], 0, step, world=2)
+        wait_until(lambda: not c.services["n0"]._persister._uncommitted)
+    wait_until(lambda: not list(tmp_path.rglob("*.pack")))
+    assert Checkpoints(open_storage(str(tmp_path)), "j").steps() == []
+
+
+def test_storage_that_cannot_be_read_at_first_is_read_again(cluster, tmp_path, monkeypatch):
+    cluster(1, storage=str(tmp_path), persist_every=1).save(1)
+    wait_until(lambda: list(tmp_path.rglob("manifest.json")))
+    monkeypatch.setattr(persist, "READ_AGAIN_S", 0.01)
+    there, steps = threading.Event(), Checkpoints.steps
+
+    def late(self):
+        if not there.is_set():
+            raise OSError(116, "Stale file handle")
+        return steps(self)
+
+    monkeypatch.setattr(Checkpoints, "steps", late)
+    again = cluster(1, storage=str(tmp_path), persist_every=1)
+    events = []
+    wait_until(lambda: events.extend(again.events("n0")) or "storage_unreadable" in [k for k, _ in events])
+    assert again.services["n0"].stored_attempt == NOT_READ
+    there.set()
+    wait_until(lambda: again.holds("n0", 0, 1, "storage"))
+    assert again.services["n0"].stored_attempt == 0
+
+
+def test_what_was_stored_of_an_abandoned_history_does_not_count_as_durable(cluster, tmp_path):
+    c = cluster(1, storage=str(tmp_path), persist_every=10)
+    c.save(9)
+    c.save(10)
+    wait_until(lambda: ArenaReader(c.fds[0]).durable_step == 10)
+    c.services["n0"].load(0, 9, "memory")
+    assert ArenaReader(c.fds[0]).durable_step == 9
 
 
 def test_slow_storage_skips_periodic_steps_with_an_event(cluster, tmp_path, monkeypatch):
