@@ -13,6 +13,8 @@ from pulsetrain.checkpoint.storage.rank_files import read_receipts, read_tables
 from pulsetrain.core.errors import CheckpointError
 from pulsetrain.protocol.messages import NOT_READ
 
+LOOKED_AT = 8  # newest checkpoints: a job may have run with another number of ranks meanwhile
+
 
 class Committer:
     """Commits steps of one job, and knows the newest committed ones. Thread-safe."""
@@ -30,7 +32,7 @@ class Committer:
 
     @property
     def newest(self) -> tuple[Manifest, ...]:
-        """The two newest committed checkpoints, newest first."""
+        """The two newest committed checkpoints of each number of ranks, newest first."""
         return self._newest
 
     def wait_less(self, timeout_s: float) -> None:
@@ -45,7 +47,7 @@ class Committer:
     def read_newest(self) -> bool:
         """Look what storage holds. Returns whether that worked. A storage that refuses is an event."""
         try:
-            newest = self._checkpoints.committed(newest=2)
+            newest = self._checkpoints.committed(newest=LOOKED_AT)
             attempt = self._checkpoints.newest_attempt()
         except Exception as error:  # noqa: BLE001 - whatever a storage backend raises is an event
             self._events.event("storage_unreadable", {"error": str(error)})
@@ -102,7 +104,9 @@ class Committer:
         """Count a step as committed."""
         with self._lock:
             others = [m for m in self._newest if m.step != manifest.step]
-            self._newest = tuple(sorted([manifest, *others], key=lambda m: m.order, reverse=True)[:2])
+            known = sorted([manifest, *others], key=lambda m: m.order, reverse=True)
+            worlds = {m.world: [n for n in known if n.world == m.world] for m in known}
+            self._newest = tuple(m for m in known if m in worlds[m.world][:2])
 
     def remove_old(self, *, keep_last: int, keep_every: int) -> None:
         """Remove the steps that neither `keep_last` nor `keep_every` keeps. That is an event."""

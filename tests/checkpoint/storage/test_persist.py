@@ -191,6 +191,22 @@ def test_storage_that_cannot_be_read_at_first_is_read_again(cluster, tmp_path, m
     assert again.services["n0"].stored_attempt == 0
 
 
+def test_a_job_that_ran_with_fewer_ranks_meanwhile_still_finds_what_all_have_stored(cluster, tmp_path):
+    c = cluster(2, storage=str(tmp_path), persist_every=10)
+    for step in (10, 20):
+        c.save(step)
+        wait_until(lambda step=step: c.holds("n0", 1, step, "storage"))
+    fewer = cluster(1, storage=str(tmp_path), persist_every=1)
+    wait_until(lambda: fewer.services["n0"].stored_attempt == 0)
+    for step in (1, 2, 3):
+        fewer.save(step, attempt=1)
+        wait_until(lambda step=step: fewer.holds("n0", 0, step, "storage"))
+    again = cluster(2, storage=str(tmp_path))
+    wait_until(lambda: again.services["n0"].stored_attempt == 1)
+    held = {(h.world, h.rank, h.step) for h in again.services["n0"].held()}
+    assert held == {(2, 0, 20), (2, 1, 20), (2, 0, 10), (2, 1, 10), (1, 0, 3), (1, 0, 2)}
+
+
 def test_what_was_stored_of_an_abandoned_history_does_not_count_as_durable(cluster, tmp_path):
     c = cluster(1, storage=str(tmp_path), persist_every=10)
     c.save(9)
