@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TypedDict
 
+from pulsetrain.protocol.messages import NOT_READ
 from pulsetrain.records.findings import Finding
 from pulsetrain.recovery.resizing_view import ResizingRow, resizing_row
 from pulsetrain.recovery.snapshot import JobSnapshot
@@ -45,8 +46,7 @@ def _judge(job: JobSnapshot, findings: Sequence[Finding]) -> tuple[str, str]:
     cause = job.fault.reason if job.fault else ""
     match job.phase:
         case Phase.FORMING:
-            here = sum(1 for n in job.nodes if n.usable)
-            return "forming", f"Waiting for nodes: {here} of {job.nnodes} joined."
+            return "forming", _forming(job)
         case Phase.CHECKING if job.launches_in_s > 0:
             return "recovering", f"Failed again, launches again in {math.ceil(job.launches_in_s)} s: {cause}."
         case Phase.SUSPENDING | Phase.CHECKING:
@@ -64,6 +64,15 @@ def _judge(job: JobSnapshot, findings: Sequence[Finding]) -> tuple[str, str]:
         case Phase.FAILED:
             return "failed", f"Failed: {job.failure}."
     return _running(job, findings, cause)
+
+
+def _forming(job: JobSnapshot) -> str:
+    """What a job that was not launched waits for: nodes, or storage that may have its checkpoints."""
+    here = [node for node in job.nodes if node.usable]
+    unread = [n.name for n in here if n.heartbeat is not None and n.heartbeat.stored_attempt == NOT_READ]
+    if len(here) >= job.nnodes and unread:
+        return f"Waiting until {len(unread)} of {len(here)} nodes have read the storage of its checkpoints."
+    return f"Waiting for nodes: {len(here)} of {job.nnodes} joined."
 
 
 def _waiting(job: JobSnapshot, cause: str) -> str:

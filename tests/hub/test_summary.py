@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pulsetrain.hub.summary import summarize
+from pulsetrain.protocol.messages import NOT_READ
 from pulsetrain.recovery import faults
 from pulsetrain.recovery.hang_patience import PendingHang
 from pulsetrain.recovery.move_request import Move, MoveRequest
@@ -13,7 +14,7 @@ from pulsetrain.recovery.resizing import Resizing
 from pulsetrain.recovery.transitions import Phase
 from pulsetrain.recovery.world_sizes import WorldSizes
 from tests.hub.fakes import finding
-from tests.recovery.builders import S, job_snapshot, node_snapshot, rank_exit, status, world
+from tests.recovery.builders import S, heartbeat, job_snapshot, node_snapshot, rank_exit, status, world
 
 FAULT = faults.rank_failed(rank_exit(3, -9), S)
 MOVE = Move(
@@ -31,6 +32,17 @@ LOST = node_snapshot("b", state=NodeState.LOST, connected=False)
             {"phase": Phase.FORMING, "nodes": (node_snapshot("a"),)},
             "forming",
             "Waiting for nodes: 1 of 2 joined.",
+        ),
+        (
+            {
+                "phase": Phase.FORMING,
+                "nodes": (
+                    node_snapshot("a"),
+                    node_snapshot("b", heartbeat=heartbeat("b", stored_attempt=NOT_READ)),
+                ),
+            },
+            "forming",
+            "Waiting until 1 of 2 nodes have read the storage of its checkpoints.",
         ),
         ({"phase": Phase.STARTING}, "starting", "Starting."),
         (
