@@ -18,7 +18,7 @@ class RankOfAttempt(Protocol):
     def rank(self) -> int: ...
     @property
     def attempt(self) -> int: ...
-    def status(self, now_ns: int) -> RankStatus: ...
+    def status(self) -> RankStatus: ...
 
 
 class AttemptState:
@@ -83,7 +83,7 @@ class AttemptState:
             warmup = self._warmup
             if warmup is None or warmup.reported:
                 return None
-            statuses = {r.rank: r.status(now_ns) for r in ranks if r.attempt == warmup.attempt}
+            statuses = {r.rank: r.status() for r in ranks if r.attempt == warmup.attempt}
             report = warmup.observe(statuses, now_ns)
             warmup.reported = report is not None
             return report

@@ -86,17 +86,23 @@ def _run_agent(setup: AgentSetup, zygotes: ZygoteHolder) -> Outcome:
 
 
 def _handle_signals(agent: Agent) -> None:
-    """SIGINT and SIGTERM end the run in order; a second one ends it now: the kernel ends what we started."""
+    """The first signal ends the run in order; a second one ends it now: the kernel ends what we started.
+
+    SIGHUP says that the terminal is gone. A shell says it once more, which hurries nobody. It is ignored
+    where it was at the start, as under nohup.
+    """
     received: list[int] = []
 
     def handle(signum: int, _: FrameType | None) -> None:
-        if received:
+        if received and signum != signal.SIGHUP:
             os._exit(128 + signum)
-        received.append(signum)
-        agent.interrupt(signum)
+        if not received:
+            received.append(signum)
+            agent.interrupt(signum)
 
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, handle)
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
+        if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, handle)
 
 
 def _start_zygote(options: LaunchOptions) -> Zygote:

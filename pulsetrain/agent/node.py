@@ -209,12 +209,12 @@ class Node:
 
     def _state(self, now_ns: int) -> NodeState:
         restore = self._commands.restoring  # read first: once it is over, its ranks are seen or it has failed
-        statuses = tuple(rank.status(now_ns) for rank in self.ranks.all)
+        statuses = tuple(rank.status() for rank in self.ranks.all)
         return NodeState(
             restoring=restore.attempt if restore else -1,
             attempt=self.ranks.attempt,
             ranks=statuses,
-            activity=self._activity.read(statuses, now_ns),
+            activity=self._activity.read(statuses, time.perf_counter_ns()),
             held=self._parts.checkpoints.held(),
             stored_attempt=self._parts.checkpoints.stored_attempt,
             hardware=self._parts.machine.signs(now_ns),

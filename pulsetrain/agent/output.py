@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,14 @@ log = structlog.get_logger()
 
 CHUNK_BYTES = 1 << 16
 TAIL_BYTES = 16384
+LINE_BYTES = 1 << 16
+"""More of one line is not echoed."""
+POLL_BYTES = 1 << 20
+"""that one look takes of a file, and that are left of one that has run ahead"""
+BEHIND_BYTES = 16 << 20
+"""by which a file may run ahead of its echo"""
+WAITING_BYTES = 4 << 20
+"""which wait for a stream that takes nothing, before no more is read"""
 
 
 def last_lines(path: Path, count: int) -> tuple[str, ...]:
@@ -53,14 +62,22 @@ class _EchoedFile:
     fd: int = -1
     offset: int = 0
     partial: bytes = b""
+    cut: bool = False  # the line in `partial` is longer than is shown
 
 
 class Echo:
-    """Copies complete lines of files to streams. Errors of a file or a stream are ignored."""
+    """Copies complete lines of files to streams. Errors of a file or a stream are ignored.
+
+    Of a line only what a terminal would show is copied: what stands after its last carriage return. What is
+    held in memory has a bound, whatever ranks print. A stream that takes nothing, such as a terminal that was
+    stopped, holds nobody up: a thread writes to it. Where files run ahead, the rest is left out, and a line
+    says how much.
+    """
 
     def __init__(self) -> None:
         self._files: list[_EchoedFile] = []
         self._lock = threading.Lock()
+        self._writer = _StreamWriter()
 
     def follow(self, path: Path, prefix: str, stream: TextIO) -> None:
         """Echo `path` from its first byte on; the file need not exist yet."""
@@ -68,7 +85,7 @@ class Echo:
             self._files.append(_EchoedFile(path=path, prefix=prefix, stream=stream))
 
     def poll(self, *, final: bool = False) -> bool:
-        """Copy what is new, and return whether anything was. With `final`, also copy an unfinished last line,
+        """Take what is new, and return whether anything was. With `final`, also take an unfinished last line,
         and forget the files."""
         with self._lock:
             before = sum(file.offset for file in self._files)
@@ -80,6 +97,10 @@ class Echo:
                 self._close_files()
         return copied
 
+    def flush(self, timeout_s: float) -> None:
+        """Wait until all that was taken is written, for so long at most."""
+        self._writer.flush(timeout_s)
+
     def _close_files(self) -> None:
         for file in self._files:
             if file.fd >= 0:
@@ -89,18 +110,89 @@ class Echo:
     def _copy(self, file: _EchoedFile, *, final: bool) -> None:
         if file.fd < 0:
             file.fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-        while chunk := os.pread(file.fd, CHUNK_BYTES, file.offset):
-            file.offset += len(chunk)
-            *lines, file.partial = (file.partial + chunk).split(b"\n")
-            _write(file, lines)
-            if len(chunk) < CHUNK_BYTES:
+        if self._writer.full and not final:
+            return
+        size = os.fstat(file.fd).st_size
+        if size - file.offset > (POLL_BYTES if final else BEHIND_BYTES):
+            self._skip(file, size - POLL_BYTES)
+        end = size if final else min(size, file.offset + POLL_BYTES)
+        while file.offset < end:
+            chunk = os.pread(file.fd, min(CHUNK_BYTES, end - file.offset), file.offset)
+            if not chunk:
                 break
+            file.offset += len(chunk)
+            *lines, rest = (file.partial + chunk).split(b"\n")
+            self._take(file, lines)
+            self._keep(file, rest)
         if final and file.partial:
-            _write(file, [file.partial])
+            self._take(file, [file.partial])
+
+    def _skip(self, file: _EchoedFile, to: int) -> None:
+        left_out = f"({to - file.offset:,} bytes of {file.path} are left out here)"
+        self._writer.write(file.stream, f"{file.prefix}{left_out}\n")
+        file.offset, file.partial, file.cut = to, b"", False
+
+    def _keep(self, file: _EchoedFile, rest: bytes) -> None:
+        """Keep an unfinished line, as far as it will be shown."""
+        bar = rest.rstrip(b"\r").rfind(b"\r")
+        if bar >= 0:
+            rest, file.cut = rest[bar + 1 :], False
+        file.cut = file.cut or len(rest) > LINE_BYTES
+        file.partial = rest[:LINE_BYTES]
+
+    def _take(self, file: _EchoedFile, lines: Iterable[bytes]) -> None:
+        text = "".join(f"{file.prefix}{_shown(line)}\n" for line in lines)
+        if text:
+            self._writer.write(file.stream, text)
 
 
-def _write(file: _EchoedFile, lines: Iterable[bytes]) -> None:
-    text = "".join(f"{file.prefix}{line.decode(errors='replace')}\n" for line in lines)
-    if text:
-        file.stream.write(text)
-        file.stream.flush()
+def _shown(line: bytes) -> str:
+    shown = line.rstrip(b"\r").rpartition(b"\r")[2]
+    return shown[:LINE_BYTES].decode(errors="replace")
+
+
+class _StreamWriter:
+    """Writes to streams on a thread of its own, in order. What it cannot hold is lost.
+
+    The thread is a daemon: a stream that never takes anything must not keep the process from ending.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[TextIO, str]] = deque()
+        self._bytes = 0
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits that no more should be read."""
+        return self._bytes >= WAITING_BYTES
+
+    def write(self, stream: TextIO, text: str) -> None:
+        """Have it written. It is lost where twice as much waits as should."""
+        with self._changed:
+            if self._bytes >= 2 * WAITING_BYTES:
+                return
+            self._waiting.append((stream, text))
+            self._bytes += len(text)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="pulsetrain-echo-out", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until nothing waits, for so long at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._bytes, timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._waiting))
+                stream, text = self._waiting.popleft()
+            with contextlib.suppress(OSError, ValueError):
+                stream.write(text)
+                stream.flush()
+            with self._changed:
+                self._bytes -= len(text)
+                self._changed.notify_all()

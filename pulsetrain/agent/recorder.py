@@ -32,6 +32,8 @@ SHORTEST_STEPS_S = 0.4
 QUIET_S = 5.0
 """Ranks that have printed nothing for so long are quiet."""
 QUIET_SLOWER = 4
+ECHO_FLUSH_S = 5.0
+"""The end waits for the terminal for so long at most."""
 STALE_AFTER_S = 10.0
 """A loop is stale after so many seconds, or after five of its periods where that is longer."""
 
@@ -103,8 +105,9 @@ class Recorder:
         """Numbers for the heartbeat.
 
         `spool_bytes`; `dropped_rows`: all that the spool lost, and `dropped_REASON` for each reason that
-        occurred; `ring_dropped`: what full rings lost; `recorder_failures`: turns of loops that failed.
-        Beside them the gauges of the node, such as `gpus`.
+        occurred; `ring_dropped`: what full rings lost; `output_skipped_bytes`: what ranks printed too fast to
+        be recorded; `recorder_failures`: turns of loops that failed. Beside them the gauges of the node, such
+        as `gpus`.
         """
         return {
             **self._node_gauges(),
@@ -112,6 +115,7 @@ class Recorder:
             "dropped_rows": self._sink.dropped_rows,
             **{f"dropped_{reason}": count for reason, count in self._sink.dropped.items() if count},
             "ring_dropped": sum(rank.drain.dropped for rank in self._ranks()),
+            "output_skipped_bytes": sum(t.skipped_bytes for rank in self._ranks() for t in rank.tails),
             "recorder_failures": sum(loop.failures for loop in self.loops),
         }
 
@@ -129,6 +133,7 @@ class Recorder:
                 log.exception("last_records_lost", loop=name)
         self._write_gathered()
         self._echo.poll(final=True)
+        self._echo.flush(ECHO_FLUSH_S)
 
     def follow(self, ranks: Sequence[Rank]) -> None:
         """Echo what these ranks print from now on, and what is left of the others' output."""

@@ -42,7 +42,7 @@ class FakeRank:
     def pid(self) -> int:
         return 1000 + self.rank
 
-    def status(self, now_ns: int) -> RankStatus:
+    def status(self) -> RankStatus:
         return RankStatus(
             rank=self.rank,
             local_rank=self.rank,

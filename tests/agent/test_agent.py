@@ -194,11 +194,12 @@ def test_killing_the_agent_leaves_nothing(hub, node):
     assert until(lambda: not a.left_behind() and not any(alive(pid) for pid in pids.values()))
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_node_in_order(hub, node, signum):
     a = node()
     a.launch()
-    a.process.send_signal(signum)
+    for _ in range(2 if signum == signal.SIGHUP else 1):  # a shell and the kernel both send it
+        a.process.send_signal(signum)
     _, err = a.process.communicate(timeout=60)
     assert a.process.returncode == 128 + signum
     assert err.splitlines()[-1] == f"pulsetrain: ended by {signum.name}"

@@ -19,7 +19,7 @@ class Rank:
     last_step: int
     attempt: int = 3
 
-    def status(self, now_ns):
+    def status(self):
         return RankStatus(
             rank=self.rank,
             local_rank=self.rank,

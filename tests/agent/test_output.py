@@ -4,11 +4,14 @@ import contextlib
 import io
 import os
 import tempfile
+import threading
+import time
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pulsetrain.agent import output
 from pulsetrain.agent.output import Echo, last_lines
 
 
@@ -25,6 +28,7 @@ def test_echo_is_the_same_however_the_output_arrives(text, cuts):
                 file.write(text[start:end])
             echo.poll()
         echo.poll(final=True)
+        echo.flush(10)
     lines = text.split("\n") if not text.endswith("\n") else text.split("\n")[:-1]
     assert screen.getvalue() == "".join(f"[3] {line}\n" for line in lines if text)
 
@@ -35,6 +39,7 @@ def test_echo_shows_what_was_written_before_it_followed(tmp_path):
     echo = Echo()
     echo.follow(tmp_path / "out", "", screen)
     echo.poll(final=True)
+    echo.flush(10)
     assert screen.getvalue() == "early\n"
 
 
@@ -46,8 +51,70 @@ def test_a_closed_terminal_is_given_up_in_silence(tmp_path):
     stream = os.fdopen(writing, "w")
     echo.follow(tmp_path / "out", "", stream)
     echo.poll(final=True)
+    echo.flush(10)
     with contextlib.suppress(BrokenPipeError):
         stream.close()
+
+
+def shown(folder, *parts, final=True):
+    """What is echoed of a file that got these parts, each with a look after it."""
+    screen, path, echo = io.StringIO(), folder / "out", Echo()
+    echo.follow(path, "[3] ", screen)
+    for part in parts:
+        with path.open("ab") as file:
+            file.write(part)
+        echo.poll()
+    echo.poll(final=final)
+    echo.flush(10)
+    return screen.getvalue(), echo
+
+
+def test_of_a_progress_bar_the_last_state_is_shown_and_little_is_held(tmp_path):
+    bar = b"".join(b"\r%3d%%|####|" % n for n in range(100))
+    text, _ = shown(tmp_path, *[bar] * 50, b"\r100%|####|\ndone\n")
+    assert text == "[3] 100%|####|\n[3] done\n"
+    (tmp_path / "out").unlink()
+    _, echo = shown(tmp_path, *[bar] * 50, final=False)
+    assert sum(len(file.partial) for file in echo._files) < 100
+
+
+def test_a_line_without_an_end_is_cut(tmp_path):
+    text, _ = shown(tmp_path, *[b"x" * 100_000] * 5, b"\nnext\n")
+    assert text == "[3] " + "x" * output.LINE_BYTES + "\n[3] next\n"
+
+
+def test_what_runs_ahead_is_left_out_and_a_line_says_how_much(tmp_path, monkeypatch):
+    monkeypatch.setattr(output, "BEHIND_BYTES", 1000)
+    monkeypatch.setattr(output, "POLL_BYTES", 100)
+    text, _ = shown(tmp_path, b"0123456\n" * 1000)
+    lines = text.splitlines()
+    assert lines[0] == f"[3] (7,900 bytes of {tmp_path / 'out'} are left out here)"
+    assert lines[1:] == ["[3] 456"] + ["[3] 0123456"] * 12
+
+
+def test_a_terminal_that_was_stopped_holds_nobody_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(output, "WAITING_BYTES", 1000)
+    moves = threading.Event()
+
+    class Stopped(io.StringIO):
+        def write(self, text):
+            moves.wait(60)
+            return super().write(text)
+
+    screen, path, echo = Stopped(), tmp_path / "out", Echo()
+    echo.follow(path, "", screen)
+    began_s = time.monotonic()
+    for _ in range(20):
+        with path.open("a") as file:
+            file.write("0123456789\n" * 1000)
+        echo.poll()
+    echo.poll(final=True)
+    echo.flush(0.05)
+    assert time.monotonic() - began_s < 20
+    assert echo._writer._bytes < 10 * output.POLL_BYTES
+    moves.set()
+    echo.flush(10)
+    assert screen.getvalue().startswith("0123456789\n")
 
 
 def test_last_lines_leave_blank_lines_out_and_survive_a_missing_file(tmp_path):

@@ -132,14 +132,18 @@ class Rank:
     dumped: bool = False
     ended: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    tailing: threading.Lock = field(default_factory=threading.Lock)  # reads a disk, which may take long
 
-    def status(self, now_ns: int) -> RankStatus:
-        """The rank's status page, with the state of its process from /proc."""
+    def status(self) -> RankStatus:
+        """The rank's status page, with the state of its process from /proc.
+
+        Ages follow the rank's own clock, so that a step of the wall clock does not change them.
+        """
         state = "gone" if self.code is not None else process_state(self.pid, Path("/"))
         if self.dumped and state != "gone":
             state = "sleeping"  # whoever dumps it has stopped it
         with self.lock:
-            return self.drain.status(self.pid, state, now_ns)
+            return self.drain.status(self.pid, state, self.drain.utc_ns)
 
     @property
     def profile_prefix(self) -> str:
@@ -196,9 +200,10 @@ class Rank:
     def batches(self, now_ns: int) -> list[Columns]:
         """What the rank recorded and printed since the last call."""
         ended = self.code is not None
-        with self.lock:
+        with self.tailing:
             printed = [tail.poll(now_ns, final=ended) for tail in self.tails]
-            recorded = self.drain.batches(now_ns, final=ended)
+        with self.lock:
+            recorded = self.drain.batches(self.drain.utc_ns, final=ended)
         return [*recorded, *(batch for batch in printed if batch is not None)]
 
     def report(self, identity: NodeIdentity, now_ns: int) -> RankExit:

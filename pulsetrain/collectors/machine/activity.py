@@ -74,7 +74,10 @@ class ActivityMeter:
         self._known: dict[int, _Known] = {}
 
     def read(self, statuses: Iterable[RankStatus], now_ns: int) -> tuple[RankActivity, ...]:
-        """Return the activity of every silent rank, from its second reading on. `now_ns` is UTC."""
+        """Return the activity of every silent rank, from its second reading on.
+
+        `now_ns` is of a clock that is never set.
+        """
         silent = {s.rank: s.pid for s in statuses if s.progress_age_ns >= SILENT_NS and s.state != "gone"}
         self._known = {rank: known for rank, known in self._known.items() if rank in silent}
         if not silent:

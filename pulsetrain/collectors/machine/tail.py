@@ -105,7 +105,7 @@ class Tail:
 
         A missing file has no lines yet.
         """
-        lines = self._lines(self._read())
+        lines = self._lines(self._read(final=final))
         if final and self._partial:
             lines += [self._clean(self._partial)]
             self._partial = b""
@@ -113,13 +113,14 @@ class Tail:
         self._last.extend(lines)
         return self._batch(lines, now_ns) if lines else None
 
-    def _read(self) -> bytes:
+    def _read(self, *, final: bool) -> bytes:
         with contextlib.suppress(OSError), self._path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size < self._offset:  # truncated or replaced: begin again
                 self._offset, self._partial = 0, b""
-            if size - self._offset > self._config.behind_bytes:
-                self._skip(size)
+            ahead = size - self._offset
+            if ahead > (self._config.poll_bytes if final else self._config.behind_bytes):
+                self._skip(size)  # at the end the newest lines tell most, and nobody reads on
             file.seek(self._offset)
             data = file.read(self._config.poll_bytes)
             self._offset += len(data)

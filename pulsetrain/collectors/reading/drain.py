@@ -74,6 +74,11 @@ class Drain:
         return self._reader.fill
 
     @property
+    def utc_ns(self) -> int:
+        """See `RingReader.utc_ns`."""
+        return self._reader.utc_ns
+
+    @property
     def errors(self) -> int:
         """Faults of Pulsetrain itself inside the rank, which the rank caught and counted."""
         return self._reader.status().errors

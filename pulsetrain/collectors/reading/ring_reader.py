@@ -145,6 +145,14 @@ class RingReader:
         self._writable[W_PROFILE_FROM], self._writable[W_PROFILE_STEPS] = first_step, steps
         self._writable[W_PROFILE] = number
 
+    @property
+    def utc_ns(self) -> int:
+        """Now, as the rank would say it: its own clock, and what that lacked to UTC when the ring began.
+
+        Ages are exact by it, whatever has been done to the wall clock since.
+        """
+        return time.perf_counter_ns() + self._ahead_ns + int(self._words[W_UTC])
+
     def restored(self, ahead_ns: int, utc_offset_ns: int) -> None:
         """The rank was restored from an image, and its clock is `ahead_ns` ahead of the reader's.
 

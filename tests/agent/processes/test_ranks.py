@@ -86,7 +86,7 @@ def test_a_rank_that_ends_by_itself_is_reported_with_its_last_lines(node):
     assert node.alive == (node.all[0],)
     report = node.all[1].report(IDENTITY, 17)
     assert (report.rank, report.code, report.ts_ns, report.last_lines[-1]) == (7, 1, 17, "ValueError: boom")
-    assert node.all[1].status(0).state == "gone"
+    assert node.all[1].status().state == "gone"
 
 
 def test_ranks_that_are_stopped_are_not_reported(node):

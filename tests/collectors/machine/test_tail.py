@@ -92,6 +92,16 @@ def test_a_flood_is_skipped_and_counted(tmp_path):
     assert len(tail.last_lines) == 40
 
 
+def test_at_the_end_the_newest_lines_of_a_loud_rank_are_read(tmp_path):
+    path = tmp_path / "out"
+    lines = [f"line {i:06d}" for i in range(400)]
+    path.write_text("\n".join(lines) + "\n")
+    tail = Tail(path, source="stdout", config=TailConfig(poll_bytes=1200, behind_bytes=5000))
+    got = messages(tail.poll(1, final=True))
+    assert got == lines[-len(got) :]
+    assert tail.skipped_bytes == 4800 - 1200
+
+
 def test_a_truncated_file_is_read_from_its_beginning(tmp_path):
     path = tmp_path / "out"
     path.write_text("first\n" * 5)

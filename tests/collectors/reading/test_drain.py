@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 
 import pytest
 
@@ -54,6 +55,16 @@ class Watched:
 @pytest.fixture
 def watched():
     return Watched()
+
+
+def test_the_age_of_a_phase_does_not_follow_a_step_of_the_wall_clock(watched, monkeypatch):
+    with watched.handle.phase("forward"):
+        hour_ago, in_an_hour = time.time_ns() - 3600 * SECOND, time.time_ns() + 3600 * SECOND
+        for wall_ns in (hour_ago, in_an_hour):
+            monkeypatch.setattr(time, "time_ns", lambda wall_ns=wall_ns: wall_ns)
+            status = watched.drain.status(1, "running", watched.drain.utc_ns)
+            assert 0 < status.phase_age_ns < 60 * SECOND
+            assert 0 < status.progress_age_ns < 60 * SECOND
 
 
 def test_every_batch_has_its_records_schema(watched):
