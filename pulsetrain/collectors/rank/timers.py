@@ -216,7 +216,8 @@ class DeviceNumber:
         import torch
 
         # The host's side has the tensor's own type: a copy that also converts would wait for the device.
-        self._host = torch.empty((), dtype=tensor.dtype, pin_memory=True)
+        # The script may have set another default device, whose memory cannot be pinned.
+        self._host = torch.empty((), dtype=tensor.dtype, device="cpu", pin_memory=True)
         self._host.copy_(tensor.detach().reshape(()), non_blocking=True)
         self._event = torch.cuda.Event()
         self._event.record(torch.cuda.current_stream(tensor.device))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from pulsetrain.collectors.rank import numbers
 from pulsetrain.collectors.rank.handle import LATE_STEPS
 from pulsetrain.collectors.rank.numbers import number
+from pulsetrain.collectors.rank.timers import DeviceNumber
 
 
 @pytest.mark.parametrize("value", ["not a number", torch.ones(3), object()])
@@ -103,3 +106,22 @@ class ElsewhereNumber:
 def test_a_number_on_another_device_than_cuda_is_not_waited_for():
     with pytest.raises(ValueError, match="type xpu"):
         number(ElsewhereNumber())
+
+
+def test_a_number_of_a_device_comes_to_the_host_whatever_the_scripts_default_device_is(monkeypatch):
+    """There is no CUDA here: memory is not pinned, and the event is one that has passed."""
+    empty = torch.empty
+
+    def unpinned(*size, pin_memory, **options):
+        assert pin_memory
+        return empty(*size, **options)
+
+    event = SimpleNamespace(record=lambda stream: None, query=lambda: True)
+    monkeypatch.setattr(torch, "empty", unpinned)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    loss = torch.tensor(4.0)
+    with torch.device("meta"):
+        late = DeviceNumber(loss)
+    assert late.ready()
+    assert late.value() == 4.0

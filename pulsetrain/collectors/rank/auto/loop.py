@@ -88,8 +88,8 @@ class TrainingLoop:
 
     @property
     def wants_count(self) -> bool:
-        """Whether nobody has said yet how many updates were made."""
-        return self._first_count is None
+        """Whether nobody has said yet how many updates were made, and steps are not numbered yet."""
+        return self._first_count is None and not self._closed_steps and "steps" not in self._given
 
     @property
     def wants_graph(self) -> bool:

@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from pulsetrain.collectors.rank.auto import untraced, updates
 from pulsetrain.collectors.rank.auto.context import Auto
+from pulsetrain.collectors.rank.numbers import Number
 
 
 def install(auto: Auto) -> None:
@@ -50,14 +51,22 @@ class OptimizerWatch:
         if torch.compiler.is_compiling() or not loop.listens:
             return
         try:
-            count = updates.count(optimizer) if loop.wants_count and not loop.in_backward else None
-            if optimizer not in self._known:
-                self._known.add(optimizer)
-                loop.trained = updates.parameters(self._known)
-            loop.end_optimizer(id(optimizer), count)
+            loop.end_optimizer(id(optimizer), self._look(optimizer))
         except Exception:  # noqa: BLE001 - as above
             self._auto.handle.fault()
         self._auto.handle.raise_of_hold()
+
+    def _look(self, optimizer: torch.optim.Optimizer) -> Number | None:
+        """Return its count where that is wanted. Note what it trains. A step is one whatever fails here."""
+        loop = self._auto.loop
+        try:
+            if optimizer not in self._known:
+                self._known.add(optimizer)
+                loop.trained = updates.parameters(self._known)
+            return updates.count(optimizer) if loop.wants_count and not loop.in_backward else None
+        except Exception:  # noqa: BLE001 - an optimizer of the script's own may keep anything as its state
+            self._auto.handle.fault()
+            return None
 
 
 def watched_step(original: Callable[..., Any], auto: Auto) -> Callable[..., Any]:

@@ -234,6 +234,37 @@ def test_steps_go_on_from_what_the_optimizer_has_counted(watched, auto, model, o
     assert [step for step, _, _ in steps(watched, auto)] == [41, 42, 43]
 
 
+class OwnState(torch.optim.SGD):
+    """Keeps a tensor where torch's own optimizers keep a dictionary."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter] = torch.zeros_like(parameter)
+
+
+def test_an_optimizer_may_keep_a_tensor_as_its_state(watched, auto, model):
+    optimizer = OwnState(model.parameters(), lr=0.1)
+    for _ in range(3):
+        loss_of(model, TOKENS).backward()
+        optimizer.step()
+    assert [step for step, *_ in steps(watched, auto)] == [0, 1, 2]
+    assert watched.errors == 0
+
+
+def test_steps_are_recorded_where_the_optimizer_cannot_be_asked(watched, auto, model, optimizer, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("only dense CPU tensors can be pinned")
+
+    monkeypatch.setattr("pulsetrain.collectors.rank.auto.updates.count", fails)
+    for _ in range(3):
+        loss_of(model, TOKENS).backward()
+        optimizer.step()
+    assert [step for step, *_ in steps(watched, auto)] == [0, 1, 2]
+    assert watched.errors > 0
+
+
 def test_the_scripts_own_steps_and_losses_win(watched, auto, model, optimizer):
     for (tokens,) in loader():
         loss = loss_of(model, tokens)
