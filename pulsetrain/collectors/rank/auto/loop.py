@@ -36,6 +36,8 @@ PATIENCE = 3
 class TrainingLoop:
     """Turns events into phases, steps and numbers. All events are the main thread's; others are ignored.
 
+    Only `step_in_backward` may come from another thread: the engine's, while the main one waits for it.
+
     - `done`: what belongs to the step that is about to end. `since`: what came after its last optimizer.
     - `trained`: how many numbers of each parameter the optimizers train, by the parameter's id.
     - `ended_optimizers`: how many steps of optimizers have ended.
@@ -148,6 +150,10 @@ class TrainingLoop:
             self._begin_cycle(IN_BACKWARD)
             self._end_cycle(IN_BACKWARD)
 
+    def step_in_backward(self) -> None:
+        """An optimizer steps inside the backward pass, on whatever thread runs it."""
+        self._stepped_in_backward = True
+
     def divide_losses(self, divisor: int) -> None:
         """The gradients of the step's backward passes so far were divided. So is the objective."""
         self.since.divide_losses(divisor)
@@ -158,7 +164,7 @@ class TrainingLoop:
         `closure`: forward and backward run inside the step.
         """
         if self._in_backward:
-            self._stepped_in_backward = True
+            self.step_in_backward()
             return
         if key in self._stepping:  # its last step raised, so its end was never told
             del self._stepping[self._stepping.index(key) :]

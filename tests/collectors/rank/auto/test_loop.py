@@ -188,6 +188,38 @@ def test_optimizers_inside_the_backward_pass_make_one_step(watched, auto, model)
     assert [step for step, _, _ in steps(watched, auto)] == [0, 1, 2]
 
 
+def step_on_other_threads(model):
+    """Step each parameter's own optimizer inside the backward pass, on another thread than the main one.
+
+    So does the engine with the hooks of CUDA tensors. There is no CUDA here, so the thread is a fake.
+    """
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+
+    def step(parameter):
+        thread = threading.Thread(target=optimizers[parameter].step)
+        thread.start()
+        thread.join()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    for _ in range(3):
+        loss_of(model, TOKENS).backward()
+        model.zero_grad()
+
+
+def test_optimizers_that_step_on_threads_of_the_engine_make_one_step(watched, auto, model, monkeypatch):
+    monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: 0)
+    step_on_other_threads(model)
+    assert [step for step, _, _ in steps(watched, auto)] == [0, 1, 2]
+    assert len(auto.loop.trained) == len(list(model.parameters()))
+    assert watched.errors == 0
+
+
+def test_a_step_of_a_thread_beside_a_backward_pass_is_no_part_of_it(watched, auto, model):
+    step_on_other_threads(model)
+    assert steps(watched, auto) == []
+
+
 def test_the_scale_is_undone_and_a_step_that_the_scaler_leaves_out_is_a_step(watched, auto, model, optimizer):
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     printed = []
