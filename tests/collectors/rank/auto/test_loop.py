@@ -236,6 +236,38 @@ def test_the_scale_is_undone_and_a_step_that_the_scaler_leaves_out_is_a_step(wat
     assert [(step, loss) for step, _, loss in rows] == list(enumerate(printed))
 
 
+class OwnScaler(torch.amp.GradScaler):
+    """Scales by itself, as FSDP's sharded one does."""
+
+    def __init__(self, factor):
+        super().__init__("cpu", enabled=False)
+        self.factor = factor
+
+    def scale(self, outputs):
+        return outputs * self.factor
+
+
+def test_the_scale_of_a_scaler_with_its_own_is_undone(watched, auto, model, optimizer):
+    printed = []
+    scalers = [OwnScaler(65536.0), OwnScaler(2.0)]
+    for scaler in scalers:
+        loss = loss_of(model, TOKENS)
+        scaler.scale(loss).backward()
+        optimizer.step()
+        printed.append(round(loss.item(), 6))
+    assert [loss for _, _, loss in steps(watched, auto)] == printed
+
+
+def test_the_sharded_scaler_of_fsdp_is_watched(auto):
+    sharded = pytest.importorskip("torch.distributed.fsdp.sharded_grad_scaler").ShardedGradScaler
+    before = sharded.scale
+    try:
+        sharded("cpu", enabled=False, process_group=None)
+        assert sharded.scale is not before
+    finally:
+        sharded.scale = before
+
+
 def test_a_closure_runs_forward_and_backward_inside_the_step(watched, auto, model):
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
 
