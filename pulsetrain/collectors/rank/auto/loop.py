@@ -55,6 +55,7 @@ class TrainingLoop:
         self._given: set[str] = set()
         self._stepping: list[object] = []  # optimizers that step now, the outermost first
         self._trains_in_step = False  # the outermost of them runs forward and backward itself
+        self._has_evaluated = False  # and has a loss from there
         self._step_raised = False  # it was left by an error, or so it seems
         self._in_backward = 0
         self._stepped_in_backward = False
@@ -132,7 +133,7 @@ class TrainingLoop:
         self._handle.start_clock()
         self._handle.hold_at_backward()
         self.since.backwards += 1
-        if loss is not None and "loss" not in self._given:
+        if loss is not None and "loss" not in self._given and self._is_first_evaluation():
             self.since.losses.append(loss)
         self.segments.confirm("forward")
         self.segments.switch("backward")
@@ -173,7 +174,7 @@ class TrainingLoop:
         self._stepping.append(key)
         if len(self._stepping) > 1:
             return
-        self._trains_in_step, self._step_raised = closure, False
+        self._trains_in_step, self._has_evaluated, self._step_raised = closure, False, False
         self._begin_cycle(key)
         if self.segments.current == "forward" and self.since.fetched and not closure:
             self.segments.confirm("forward")  # its gradients come from elsewhere than a backward pass
@@ -195,6 +196,16 @@ class TrainingLoop:
             self._first_count = count
         self.segments.confirm("optimizer")
         self._end_cycle(key)
+
+    def _is_first_evaluation(self) -> bool:
+        """Return whether the loss of this backward pass is the step's.
+
+        An optimizer that trains in its step may evaluate its closure many times, as LBFGS does.
+        """
+        if not (self._stepping and self._trains_in_step):
+            return True
+        is_first, self._has_evaluated = not self._has_evaluated, True
+        return is_first
 
     def _doubt_optimizer(self) -> None:
         """The script fetches or goes backward: a step that has not ended has raised, as where memory ran out.
@@ -233,7 +244,7 @@ class TrainingLoop:
         self._graphs, self._stepping = [], []
         self._in_backward = self._ended_at = self._waited = self._closed_steps = 0
         self._stepped_in_backward = self._closing = False
-        self._trains_in_step = self._step_raised = False
+        self._trains_in_step = self._has_evaluated = self._step_raised = False
         self._first_count = None
 
     # What the script says itself: `handle.Inference`.

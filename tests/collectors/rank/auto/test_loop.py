@@ -270,17 +270,36 @@ def test_the_sharded_scaler_of_fsdp_is_watched(auto):
 
 def test_a_closure_runs_forward_and_backward_inside_the_step(watched, auto, model):
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    evaluated = []
 
     def closure():
         optimizer.zero_grad()
         loss = loss_of(model, TOKENS)
         loss.backward()
+        evaluated.append(loss.item())
         return loss
 
-    for _ in range(2):
-        optimizer.step(closure)
-    assert [step for step, _, _ in steps(watched, auto)] == [0, 1]
+    returned = [round(optimizer.step(closure).item(), 6) for _ in range(2)]
+    assert len(evaluated) > 2
+    assert [(step, loss) for step, _, loss in steps(watched, auto)] == list(enumerate(returned))
     assert watched.errors == 0
+
+
+def test_losses_before_a_step_with_a_closure_belong_to_it(watched, auto, model, optimizer):
+    """Lightning accumulates so: only the last batch of a step is inside it."""
+    wanted = []
+    for _ in range(2):
+        first = loss_of(model, TOKENS)
+        first.backward()
+
+        def closure():
+            last = loss_of(model, TOKENS)
+            last.backward()
+            return last
+
+        wanted.append(first.item() + optimizer.step(closure).item())
+        optimizer.zero_grad()
+    assert [loss for _, _, loss in steps(watched, auto)] == pytest.approx(wanted, abs=1e-5)
 
 
 def test_steps_go_on_from_what_the_optimizer_has_counted(watched, auto, model, optimizer):
