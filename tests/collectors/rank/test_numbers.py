@@ -51,6 +51,35 @@ def test_a_step_waits_for_its_loss_without_blocking_later_ones(watched, monkeypa
     assert steps["loss"][0] == 4.0
 
 
+def test_steps_wait_for_the_number_of_the_first_one(watched):
+    h, first = watched.handle, LateNumber()
+    h.count_from_late(first)
+    h.step()
+    h.step()
+    assert len(watched.reader.drain()[1]) == 0
+    first.there = True
+    h.step()
+    assert list(watched.reader.drain()[1]["step"]) == [4, 5, 6]
+    status = watched.reader.status()
+    assert (status.step, status.last_step, status.resumed_step) == (7, 6, 3)
+
+
+def test_a_number_of_the_first_step_that_never_comes_is_given_up(watched):
+    watched.handle.count_from_late(LateNumber())
+    for _ in range(LATE_STEPS + 1):
+        watched.handle.step()
+    assert list(watched.reader.drain()[1]["step"]) == list(range(LATE_STEPS + 1))
+
+
+def test_who_says_which_step_is_the_next_wins_over_a_number_that_has_not_arrived(watched):
+    h, first = watched.handle, LateNumber()
+    h.count_from_late(first)
+    h.resume(100)
+    first.there = True
+    h.step()
+    assert list(watched.reader.drain()[1]["step"]) == [100]
+
+
 def test_a_loss_that_never_comes_is_given_up(watched, monkeypatch):
     monkeypatch.setattr(numbers, "DeviceNumber", lambda value: value)
     watched.handle.log(loss=LateNumber())

@@ -17,7 +17,7 @@ from pulsetrain.collectors.rank.auto.tally import Tally
 from pulsetrain.collectors.rank.description import EXPLICIT, INFERRED
 from pulsetrain.collectors.rank.handle import Handle
 from pulsetrain.collectors.rank.inference import InferredNumbers
-from pulsetrain.collectors.rank.numbers import Number
+from pulsetrain.collectors.rank.numbers import Number, ShiftedNumber
 from pulsetrain.collectors.rank.phases import Span
 
 if TYPE_CHECKING:
@@ -324,11 +324,13 @@ class TrainingLoop:
     def _number_first_step(self) -> None:
         """The optimizer's count says which update this was, where a restore has not said it already."""
         count, handle = self._first_count, self._handle
-        if count is None or handle.resumed or not count.ready():
+        if count is None or handle.resumed:
             return
-        first = int(count.value()) - 1 + self._waited
-        if first > 0:
-            handle.count_from(first)
+        first = ShiftedNumber(count, self._waited - 1)
+        if not first.ready():
+            handle.count_from_late(first)
+        elif first.value() > 0:
+            handle.count_from(int(first.value()))
 
     # Numbers.
 

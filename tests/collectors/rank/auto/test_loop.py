@@ -317,6 +317,32 @@ def test_steps_go_on_from_what_the_optimizer_has_counted(watched, auto, model, o
     assert [step for step, _, _ in steps(watched, auto)] == [41, 42, 43]
 
 
+class Late:
+    """A count on its way from a device."""
+
+    def __init__(self, value):
+        self.asked, self._value = 0, value
+
+    def ready(self):
+        self.asked += 1
+        return self.asked > 1
+
+    def value(self):
+        return self._value
+
+
+def test_a_count_that_arrives_after_the_first_step_numbers_that_step_too(
+    watched, auto, model, optimizer, monkeypatch
+):
+    """So all ranks begin at the same number, whichever of them asked too early."""
+    late = Late(5001.0)
+    monkeypatch.setattr("pulsetrain.collectors.rank.auto.updates.count", lambda optimizer: late)
+    for _ in range(3):
+        loss_of(model, TOKENS).backward()
+        optimizer.step()
+    assert [step for step, *_ in steps(watched, auto)] == [5000, 5001, 5002]
+
+
 class OwnState(torch.optim.SGD):
     """Keeps a tensor where torch's own optimizers keep a dictionary."""
 
