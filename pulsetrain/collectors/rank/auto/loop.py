@@ -41,6 +41,7 @@ class TrainingLoop:
     - `done`: what belongs to the step that is about to end. `since`: what came after its last optimizer.
     - `trained`: how many numbers of each parameter the optimizers train, by the parameter's id.
     - `ended_optimizers`: how many steps of optimizers have ended.
+    - `is_fetching`: whether a data loader is asked for a batch now.
     """
 
     def __init__(self, handle: Handle, segments: Segments, description: Description) -> None:
@@ -49,6 +50,7 @@ class TrainingLoop:
         self.done, self.since = Tally(), Tally()
         self.trained: dict[int, int] = {}
         self.ended_optimizers = 0
+        self.is_fetching = False
         self._graphs: list[GraphCount] = []  # one for each backward pass of the step that is observed
         self._tokens_per_backward, self._flops_per_unit, self._unit = 0, 0.0, ""
         self._ended_steps = self._closed_steps = 0
@@ -243,7 +245,7 @@ class TrainingLoop:
         self.done, self.since = Tally(), Tally()
         self._graphs, self._stepping = [], []
         self._in_backward = self._ended_at = self._waited = self._closed_steps = 0
-        self._stepped_in_backward = self._closing = False
+        self._stepped_in_backward = self._closing = self.is_fetching = False
         self._trains_in_step = self._has_evaluated = self._step_raised = False
         self._first_count = None
 
