@@ -33,6 +33,8 @@ from pulsetrain.protocol.transfer_peer import NO_PEER
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
 
+MAX_HELD_BYTES = 64 << 20
+"""Works of a device that were waited for may hold so much memory until the host sees their end."""
 HOOK_ID = 0x50554C53  # any number that no other user of the hooks takes
 
 P = ParamSpec("P")
@@ -112,7 +114,7 @@ class Tracker:
         has waited for it.
         """
         group = operation.group
-        if end is None and operation.device is not None:
+        if end is None and operation.device is not None and torch.cuda.is_initialized():
             end = stream_end.record(operation.device)
         if end is not None and not group.host_only:
             operation.work = end
@@ -280,8 +282,49 @@ class Tracker:
 
     def _waited_for(self, work: Work, operation: Operation) -> None:
         try:
-            if operation.group.host_only or (not self.capturing() and work.is_completed()):
+            if operation.group.host_only:
                 self._finish(id(work), perf_counter_ns())
+            elif not self.capturing():
+                if work.is_completed():
+                    self._finish(id(work), perf_counter_ns())
+                else:
+                    self._let_go(operation)
+        except Exception:  # noqa: BLE001 - the wait succeeded; what fails after it is ours
+            self.state.fault()
+
+    def _let_go(self, operation: Operation) -> None:
+        """Hold the work of an operation no more that the current stream waits for, if too much is held.
+
+        A work of NCCL holds what comes out. The script may have dropped it, and then its memory is free as
+        soon as nobody holds the work. An event on the stream that waits tells the end instead.
+        """
+        if (
+            operation.device is None
+            or isinstance(operation.work, StreamEnd)
+            or self._held() <= MAX_HELD_BYTES
+        ):
+            return
+        work, end = operation.work, stream_end.record(operation.device)
+        for key, (other, number) in list(self.pending.items()):
+            if other.work is work:  # and the others of its batch
+                self.pending.pop(key, None)
+                other.work = end
+                self.pending[other] = (other, number)
+
+    def _held(self) -> int:
+        """Return how many bytes of devices are held by works at most."""
+        entries = list(self.pending.values())
+        return sum(op.size for op, _ in entries if op.address and not isinstance(op.work, StreamEnd))
+
+    def _let_go_of_tensors(self, waited: Sequence[object]) -> None:
+        """The current stream waits for these. C++ has let go of their works itself."""
+        try:
+            if self.capturing() or self._held() <= MAX_HELD_BYTES:
+                return
+            addresses = self._addresses(waited)
+            for operation, _ in list(self.pending.values()):
+                if operation.address and operation.address in addresses:
+                    self._let_go(operation)
         except Exception:  # noqa: BLE001 - the wait succeeded; what fails after it is ours
             self.state.fault()
 
@@ -314,6 +357,8 @@ class Tracker:
                         blocking.end()
                 if pending:
                     self.poll(args)
+                    if self._has_device:
+                        self._let_go_of_tensors(args)
                 return result
             finally:
                 if turns is not None:

@@ -91,14 +91,15 @@ class Operation:
     """One operation from its enqueue to its completion. `work` is None until the hook after it has run.
 
     `blocked`: ns that the main thread has stood still for it, -1 where that is not the host's to see.
-    `device`: the CUDA device on whose current stream it runs, None if unknown or on a stream of its own.
+    `device`: the CUDA device of its tensors, None if it has none or if every operation ends on the host.
+    `address`: of what comes out on that device.
     `output`: address of what comes out, for a work that tells its end only to who waits, else 0.
     `heads`: the first words of its span, and of a wait for it on the status page.
     """
 
     __slots__ = (
-        *("blocked", "context", "device", "group", "heads", "name", "output", "parent", "peer", "seq"),
-        *("size", "start", "work"),
+        *("address", "blocked", "context", "device", "group", "heads", "name", "output", "parent", "peer"),
+        *("seq", "size", "start", "work"),
     )
 
     def __init__(self, group: Group, name: int, seq: int, size: int, peer: int) -> None:
@@ -107,7 +108,7 @@ class Operation:
         self.heads = group.heads.get(name) or group.heads_of(name)
         self.parent, self.context = state.parent, state.context
         self.blocked = 0 if group.host_only else -1
-        self.output = 0
+        self.output = self.address = 0
         self.device: torch.device | None = None
         self.work: Work | StreamEnd | None = None
         self.start = perf_counter_ns()
@@ -240,8 +241,8 @@ class Group:
         if not kind.tells_end:
             outputs = call.output_tensors
             operation.output = outputs[0].data_ptr() if outputs else 0
-        if not self.host_only and not call.async_op:
-            operation.device = _cuda_device(call)
+        if not self.host_only:
+            _place(operation, call)
         return operation
 
     def _transfer(self, call: PreHookArgs, kind: Kind) -> Operation:
@@ -319,7 +320,8 @@ class Group:
             self.state.ring.set_op(self.cell, oldest.name, oldest.seq, oldest.size, oldest.start, oldest.peer)
 
 
-def _cuda_device(call: PreHookArgs) -> torch.device | None:
-    """Return the CUDA device of the call's tensors. None if it has none, as a barrier, or another device."""
+def _place(operation: Operation, call: PreHookArgs) -> None:
+    """Note where a collective's tensors are. A barrier has none. Other devices than CUDA's are left out."""
     tensors = call.output_tensors or call.input_tensors
-    return tensors[0].device if tensors and tensors[0].is_cuda else None
+    if tensors and tensors[0].is_cuda:
+        operation.device, operation.address = tensors[0].device, tensors[0].data_ptr()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from pulsetrain.collectors.rank.collectives import Tracker, timeout_ns
+from pulsetrain.collectors.rank.collectives import MAX_HELD_BYTES, Tracker, timeout_ns
 from pulsetrain.collectors.rank.operations import Group, Operation
 from pulsetrain.collectors.rank.stream_end import StreamEnd
 
@@ -27,14 +28,15 @@ class Work:
 
 
 class Call:
-    """The arguments of torch's hooks for a synchronous all-reduce of a tensor on a CUDA device."""
+    """The arguments of torch's hooks for an all-reduce of a tensor on a CUDA device."""
 
     name = SimpleNamespace(value=3, name="ALLREDUCE")
-    root, async_op = -1, False
+    root = -1
 
-    def __init__(self, op_id, work):
+    def __init__(self, op_id, work, size=8, address=1):
         self.op_id, self.work = op_id, work
-        tensor = SimpleNamespace(nbytes=8, is_cuda=True, device=torch.device("cuda:3"))
+        tensor = SimpleNamespace(nbytes=size, is_cuda=True, device=torch.device("cuda:3"))
+        tensor.data_ptr = lambda: address
         self.input_tensors = self.output_tensors = [tensor]
 
 
@@ -95,17 +97,17 @@ class Side:
         self.newest = self.group.in_flight[number] = operation
         self.tracker.pending[id(work)] = (operation, number)
 
-    def call(self, work):
-        """What torch's hooks do for one synchronous collective on a CUDA device."""
-        self.group.before(call := Call(next(self.ids), work))
+    def call(self, work, **tensor):
+        """What torch's hooks do for one collective on a CUDA device."""
+        self.group.before(call := Call(next(self.ids), work, **tensor))
         self.group.after(call)
 
-    def in_batch(self, count, end):
+    def in_batch(self, count, end, **tensor):
         """A coalesced batch of collectives without works of their own."""
         start = self.tracker.watched_start_of_batch(lambda process_group, device: None)
         start(self.process_group, torch.device("cuda:3"))
         for _ in range(count):
-            self.call(None)
+            self.call(None, **tensor)
         return self.tracker.watched_end_of_batch(end)(self.process_group, torch.device("cuda:3"))
 
     def numbers(self):
@@ -259,6 +261,61 @@ def test_no_event_is_asked_or_recorded_inside_the_capture_of_a_graph(watched, de
     side.tracker.poll()
     assert side.numbers() == [1, 1], "what was captured has not run"
     assert (side.group.in_flight, side.tracker.pending, watched.errors) == ({}, {}, 0)
+
+
+LARGE = MAX_HELD_BYTES // 2 + 1
+
+
+def test_the_outputs_of_works_that_were_waited_for_are_not_held_without_bound(watched, device):
+    """A work of NCCL holds its outputs. Their memory must be free as soon as the script drops them."""
+    side, kept = Side(watched, host_only=False), []
+    wait = side.tracker.watched_wait(lambda work: None)
+    for _ in range(10):
+        work = Work()
+        side.call(work, size=LARGE)
+        wait(work)
+        kept.append(weakref.ref(work))
+        del work
+    assert sum(work() is not None for work in kept) == 1
+    assert (side.numbers(), len(side.tracker.pending)) == ([], 10)
+    for event in device.events:
+        event.passed = True
+    kept[0]().complete = True
+    side.tracker.poll()
+    assert sorted(side.numbers()) == list(range(1, 11))
+    assert (side.group.in_flight, watched.errors) == ({}, 0)
+
+
+def test_a_work_that_is_let_go_leaves_all_of_its_batch(watched, device):
+    side, work = Side(watched, host_only=False), Work()
+    side.in_batch(2, lambda process_group, device: work, size=LARGE)
+    side.tracker.watched_wait(lambda work: None)(work)
+    assert len(device.events) == 1
+    device.events[0].passed = True
+    side.tracker.poll()
+    assert (side.numbers(), side.tracker.pending) == ([1, 2], {})
+
+
+def test_a_functional_collective_that_was_waited_for_is_let_go_by_its_tensor(watched, device):
+    side, tensor = Side(watched, host_only=False), torch.zeros(2)
+    first, second = Work(), Work()
+    side.call(first, size=LARGE, address=tensor.data_ptr())
+    side.call(second, size=LARGE, address=tensor.data_ptr() + 64)
+    assert side.tracker.watched_wait_for_any(lambda tensor: tensor)(tensor) is tensor
+    works = [operation.work for operation, _ in side.tracker.pending.values()]
+    assert second in works
+    assert first not in works
+    assert len(works) == 2
+
+
+def test_a_work_that_nobody_has_waited_for_is_kept(watched, device):
+    """Only a stream that waits for it says anything of its end."""
+    side, works = Side(watched, host_only=False), [Work() for _ in range(4)]
+    for work in works:
+        side.call(work, size=LARGE)
+    side.tracker.poll()
+    assert [operation.work for operation, _ in side.tracker.pending.values()] == works
+    assert device.events == []
 
 
 def process_group(*timeouts):
