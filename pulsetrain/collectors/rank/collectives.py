@@ -3,7 +3,8 @@
 torch calls a hook before and after each operation is enqueued, whoever asked for it: `torch.distributed`,
 functional collectives and DTensor, DDP's reducer, FSDP2, pipeline P2P. The hook before it numbers the
 operation and publishes it as in flight in its group's cell of the ring. The hook after it keeps the `Work`
-(`operations`).
+(`operations`), or an event behind a synchronous operation, of which NCCL gives no work (`stream_end`). What
+is captured into a CUDA graph does not run then, and is left alone.
 
 Completion is seen by asking, never by waiting: when the script itself returns from a wait, and otherwise by
 `Work.is_completed` (for NCCL an event query) at the next hook, phase or step. A completed operation is a span
