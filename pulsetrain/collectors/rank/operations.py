@@ -251,7 +251,10 @@ class Group:
         self.state.transfers = True
         seq = self._transfers[name, peer] = self._transfers.get((name, peer), 0) + 1
         self._show_count(kind.sends, name, peer, seq)
-        return Operation(self, name, seq, size, peer)
+        operation = Operation(self, name, seq, size, peer)
+        if not self.host_only:
+            _place(operation, call)
+        return operation
 
     def _show_count(self, sends: bool, name: int, peer: int, count: int) -> None:
         """Show how many were sent to or received from this peer: the barrier compares both sides."""
@@ -321,7 +324,7 @@ class Group:
 
 
 def _place(operation: Operation, call: PreHookArgs) -> None:
-    """Note where a collective's tensors are. A barrier has none. Other devices than CUDA's are left out."""
+    """Note where its tensors are. A barrier has none. Other devices than CUDA's are left out."""
     tensors = call.output_tensors or call.input_tensors
     if tensors and tensors[0].is_cuda:
         operation.device, operation.address = tensors[0].device, tensors[0].data_ptr()

@@ -286,6 +286,19 @@ def test_the_outputs_of_works_that_were_waited_for_are_not_held_without_bound(wa
     assert (side.group.in_flight, watched.errors) == ({}, 0)
 
 
+def test_a_transfer_that_was_waited_for_is_let_go_too(watched, device):
+    side, work = Side(watched, host_only=False), Work()
+    call = Call(1, work, size=2 * LARGE)
+    call.name, call.root = SimpleNamespace(value=0, name="SEND"), 1
+    side.group.before(call)
+    side.group.after(call)
+    side.tracker.watched_wait(lambda work: None)(work)
+    assert [operation.work is work for operation, _ in side.tracker.pending.values()] == [False]
+    device.events[0].passed = True
+    side.tracker.poll()
+    assert (side.tracker.pending, watched.errors) == ({}, 0)
+
+
 def test_a_work_that_is_let_go_leaves_all_of_its_batch(watched, device):
     side, work = Side(watched, host_only=False), Work()
     side.in_batch(2, lambda process_group, device: work, size=LARGE)
