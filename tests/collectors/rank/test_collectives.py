@@ -227,6 +227,15 @@ def test_a_synchronous_batch_ends_when_the_stream_gets_behind_it(watched, device
     assert (side.numbers(), side.group.in_flight, watched.errors) == ([1, 2, 3], {}, 0)
 
 
+def test_a_group_that_cannot_coalesce_opens_no_batch(side):
+    def refuses(process_group, device):
+        raise RuntimeError("Backend gloo does not implement startCoalescing")
+
+    with pytest.raises(RuntimeError, match="does not implement"):
+        side.tracker.watched_start_of_batch(refuses)(side.process_group, torch.device("cpu"))
+    assert side.group.batch is None
+
+
 def test_a_work_inside_a_batch_is_not_asked_before_the_batch_ends(watched, device):
     """NCCL records no event for it, and an event that was never recorded says that it has passed."""
     side = Side(watched, host_only=False)
