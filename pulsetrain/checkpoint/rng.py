@@ -12,6 +12,8 @@ import torch
 from pulsetrain.checkpoint.memory.layout import Nested
 
 RNG_KEY = "pulsetrain.rng"
+NEW_PROCESS_SEED = 67280421310721
+"""Of CUDA's generators in a new process: `default_rng_seed_val` of torch's `c10/core/GeneratorImpl.h`."""
 
 
 class RngState:
@@ -45,6 +47,27 @@ class RngState:
         torch.set_rng_state(state["torch"])
         if "cuda" in state and _cuda_in_use():
             torch.cuda.set_rng_state(state["cuda"])
+
+
+class CudaSeeds:
+    """What CUDA's generators of all devices begin with, where CUDA was not in use when this was made.
+
+    That is torch's own seed, or what the script has asked for since: torch seeds once CUDA is in use.
+    """
+
+    def __init__(self) -> None:
+        self._was_in_use = _cuda_in_use()
+        tracker = getattr(torch.cuda, "_lazy_seed_tracker", None)
+        queued = tracker.get_calls() if tracker is not None and not self._was_in_use else []
+        self._asked_for = [call[0] for call in queued if call]
+
+    def seed(self) -> None:
+        """Seed the generators so, if CUDA has come into use meanwhile. Else does nothing."""
+        if self._was_in_use or not _cuda_in_use():
+            return
+        torch.cuda.manual_seed_all(NEW_PROCESS_SEED)
+        for ask in self._asked_for:
+            ask()
 
 
 class StateWithRng(dict[str, object]):

@@ -21,7 +21,8 @@ import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
+from pkgutil import get_importer, read_code  # as runpy tells compiled scripts
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from pulsetrain.agent.processes.zygote_protocol import CallRequest, ForkRequest, SpawnRequest
@@ -192,16 +193,20 @@ def _install_collectors() -> None:
 def _run(mode: str, target: str) -> int:
     """Run the script or module as ``__main__``; the exit code that python would give it.
 
-    Minus a signal's number where python would end itself by that signal.
+    Minus a signal's number where python would end itself by that signal. ``__main__`` stays until the process
+    ends: threads and exit handlers that outlive the script may still pickle its classes.
     """
+    main = sys.modules["__main__"] = ModuleType("__main__")
     try:
         if mode == "module":
             _search_first(os.getcwd())
-            runpy.run_module(target, run_name="__main__", alter_sys=True)
+            runpy._run_module_as_main(target)  # type: ignore[attr-defined]  # what `python -m` calls
+        elif get_importer(target) is not None:  # a folder or an archive with a `__main__.py`
+            sys.path.insert(0, target)
+            runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]  # and `python folder`
         else:
             _search_first(str(Path(target).resolve().parent))
-            # python gives a script's `__file__` in full: it is valid after a change of the folder
-            runpy.run_path(str(Path(target).absolute()), run_name="__main__")
+            _run_file(str(Path(target).absolute()), main)
     except SystemExit as end:
         return exit_code(end.code)
     except BaseException as error:  # noqa: BLE001 - printed as the interpreter would
@@ -209,6 +214,19 @@ def _run(mode: str, target: str) -> int:
         sys.excepthook(type(error), shown, shown.__traceback__)
         return -signal.SIGINT if type(error) is KeyboardInterrupt else 1
     return 0
+
+
+def _run_file(path: str, main: ModuleType) -> None:
+    """Run a script, or its compiled form, in `main`. A full `path` is valid after a change of the folder."""
+    with io.open_code(path) as file:
+        code = read_code(file)
+    if code is None:
+        with io.open_code(path) as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+    sys.argv[0] = path
+    runpy._run_code(  # type: ignore[attr-defined]  # sets what a module knows of itself
+        code, main.__dict__, None, "__main__", None, None, path
+    )
 
 
 def _search_first(folder: str) -> None:

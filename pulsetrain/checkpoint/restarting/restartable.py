@@ -18,7 +18,7 @@ import torch
 
 from pulsetrain.checkpoint.restarting.parked_rank import ParkedRank, Restart
 from pulsetrain.checkpoint.restarting.peer_loss import is_peer_loss
-from pulsetrain.checkpoint.rng import RngState
+from pulsetrain.checkpoint.rng import CudaSeeds, RngState
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -50,7 +50,7 @@ def restartable(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _call_until_it_ends(rank: ParkedRank, function: Callable[[], T]) -> T:
-    generators = RngState()
+    generators, cuda = RngState(), CudaSeeds()
     first = generators.state_dict()
     while True:
         reason = ""
@@ -70,6 +70,7 @@ def _call_until_it_ends(rank: ParkedRank, function: Callable[[], T]) -> T:
         _free_memory()
         rank.park(reason)
         generators.load_state_dict(first)
+        cuda.seed()
 
 
 def _free_memory() -> None:

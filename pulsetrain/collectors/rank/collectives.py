@@ -3,7 +3,8 @@
 torch calls a hook before and after each operation is enqueued, whoever asked for it: `torch.distributed`,
 functional collectives and DTensor, DDP's reducer, FSDP2, pipeline P2P. The hook before it numbers the
 operation and publishes it as in flight in its group's cell of the ring. The hook after it keeps the `Work`
-(`operations`).
+(`operations`), or an event behind a synchronous operation, of which NCCL gives no work (`stream_end`). What
+is captured into a CUDA graph does not run then, and is left alone.
 
 Completion is seen by asking, never by waiting: when the script itself returns from a wait, and otherwise by
 `Work.is_completed` (for NCCL an event query) at the next hook, phase or step. A completed operation is a span
@@ -18,19 +19,23 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from threading import get_ident
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
 
 import torch
 
 from pulsetrain.collectors.layout import W_DEVICE, W_DEVICE_REFUSED
+from pulsetrain.collectors.rank import stream_end
 from pulsetrain.collectors.rank.blocking import Blocking
 from pulsetrain.collectors.rank.operations import Group, Operation
 from pulsetrain.collectors.rank.phases import RankState, Turns
+from pulsetrain.collectors.rank.stream_end import StreamEnd
 from pulsetrain.protocol.transfer_peer import NO_PEER
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
 
+MAX_HELD_BYTES = 64 << 20
+"""Works of a device that were waited for may hold so much memory until the host sees their end."""
 HOOK_ID = 0x50554C53  # any number that no other user of the hooks takes
 
 P = ParamSpec("P")
@@ -44,8 +49,8 @@ class Tracker:
         self.state = state
         self.pending: dict[object, tuple[Operation, int]] = {}
         state.pending, state.poll = self.pending, self.poll
-        self.coalesced: list[tuple[Operation, int]] = []
-        self._attached: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
+        self._groups: weakref.WeakKeyDictionary[ProcessGroup, Group] = weakref.WeakKeyDictionary()
+        self._has_device = False  # operations of a group may end elsewhere than on the host
         self._main = get_ident()
         self._graph_task: Callable[[], int] = torch._C._current_graph_task_id
         self._queue: Callable[..., None] = torch.autograd.Variable._execution_engine.queue_callback
@@ -66,12 +71,13 @@ class Tracker:
             timeout_ns=timeout_ns(process_group),
         )
         if not group.host_only:
+            self._has_device = True
             self.state.words[W_DEVICE_REFUSED] = 1
             if self.state.turns is not None:
                 self.state.turns.refuse()
         process_group.register_pre_hook(HOOK_ID, group.before)
         process_group.register_post_hook(HOOK_ID, group.after)
-        self._attached.add(process_group)
+        self._groups[process_group] = group
 
     def detach(self, process_groups: Iterable[ProcessGroup]) -> None:
         """Remove the hooks at exit.
@@ -79,7 +85,7 @@ class Tracker:
         Otherwise torch releases them after the interpreter is gone, and crashes.
         """
         self.pending.clear()
-        for process_group in {*self._attached, *process_groups}:
+        for process_group in {*self._groups, *process_groups}:
             with contextlib.suppress(RuntimeError):  # a group that was never hooked
                 process_group.unregister_pre_hook(HOOK_ID)
                 process_group.unregister_post_hook(HOOK_ID)
@@ -87,36 +93,78 @@ class Tracker:
     def forget(self) -> None:
         """The attempt is over, and its process groups are gone. What they had in flight will not end."""
         self.pending.clear()
-        self.coalesced.clear()
+        for group in self._groups.values():
+            group.batch = None
         self._backward = -1
         self._left = set()
         if self._reducing:
             self._reducing = False
             self._blocking.end(counts=False)
 
-    def is_coalescing(self, operation: Operation) -> bool:
-        """Return whether the operation waits for the end of a coalesced batch."""
-        return any(operation is other for other, _ in self.coalesced)
+    def capturing(self) -> bool:
+        """Return whether the current stream is captured into a CUDA graph.
+
+        Nothing runs there, and a query of an event would spoil the capture. Never initialises CUDA.
+        """
+        return self._has_device and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+    def take_synchronous(self, operation: Operation, number: int, end: StreamEnd | None = None) -> None:
+        """Take an operation without a work. `end`: behind it, if it is known. Else one is recorded.
+
+        An operation whose stream is unknown ends now, on the host's clock. A barrier of NCCL does: the host
+        has waited for it.
+        """
+        group = operation.group
+        if end is None and operation.device is not None and torch.cuda.is_initialized():
+            end = stream_end.record(operation.device)
+        if end is not None and not group.host_only:
+            operation.work = end
+            self.pending[operation] = (operation, number)
+            return
+        now = perf_counter_ns()
+        if group.host_only and get_ident() == self._main and not self._blocking.began:
+            operation.blocked = now - operation.start
+            self.state.blocked += operation.blocked
+        group.finish(number, operation, now)
 
     def poll(self, waited: Sequence[object] = ()) -> None:
         """Finish what has completed, and the silent operations whose output is in `waited`.
 
-        Asks each pending work once.
+        Asks each pending work once. One that raises is asked no more, and stays in flight as evidence.
         """
         try:
-            for key, (operation, number) in list(self.pending.items()):
-                work = operation.work
-                if work is None:
-                    continue
-                if work.is_completed() or (operation.output and operation.output in self._addresses(waited)):
-                    if self.pending.pop(key, None) is not None:
-                        operation.group.finish(number, operation, perf_counter_ns())
-                elif operation.peer != NO_PEER and operation.group.host_only and sys.getrefcount(work) <= 3:
-                    # Nobody else holds it, so nobody will wait for it. Gloo tells its end only to waiters.
-                    self.pending.pop(key, None)
-                    operation.group.abandon(number)
-        except Exception:  # noqa: BLE001 - a failed work raises when asked; the script learns of it from its wait
+            if self.capturing():
+                return
+        except Exception:  # noqa: BLE001 - a device that failed raises whatever it is asked: the script will see
             self.state.fault()
+            return
+        behind: set[object] = set()  # streams that have not got to their first end
+        for key, (operation, number) in list(self.pending.items()):
+            try:
+                self._ask(key, operation, number, waited, behind)
+            except Exception:  # noqa: BLE001 - a failed work raises when asked; the script learns of it from its wait
+                self.pending.pop(key, None)
+                self.state.fault()
+
+    def _ask(
+        self, key: object, operation: Operation, number: int, waited: Sequence[object], behind: set[object]
+    ) -> None:
+        work = operation.work
+        if work is None:
+            return
+        if isinstance(work, StreamEnd):
+            if work.stream in behind:
+                return
+            if work.is_completed():
+                self._finish(key, perf_counter_ns())
+            else:
+                behind.add(work.stream)
+        elif work.is_completed() or (operation.output and operation.output in self._addresses(waited)):
+            self._finish(key, perf_counter_ns())
+        elif operation.peer != NO_PEER and operation.group.host_only and sys.getrefcount(work) <= 3:
+            # Nobody else holds it, so nobody will wait for it. Gloo tells its end only to waiters.
+            self.pending.pop(key, None)
+            operation.group.abandon(number)
 
     def _addresses(self, waited: Sequence[object]) -> Collection[int]:
         """Return the addresses of what was waited for."""
@@ -182,9 +230,10 @@ class Tracker:
         return [
             (key, operation)
             for key, (operation, _) in list(self.pending.items())
-            if operation.work is not None
+            if (work := operation.work) is not None
+            and not isinstance(work, StreamEnd)
             and _ends_with_future(operation)
-            and operation.work.get_future().done()
+            and work.get_future().done()
         ]
 
     def _finish_buckets(self) -> None:
@@ -234,8 +283,49 @@ class Tracker:
 
     def _waited_for(self, work: Work, operation: Operation) -> None:
         try:
-            if operation.group.host_only or work.is_completed():
+            if operation.group.host_only:
                 self._finish(id(work), perf_counter_ns())
+            elif not self.capturing():
+                if work.is_completed():
+                    self._finish(id(work), perf_counter_ns())
+                else:
+                    self._let_go(operation)
+        except Exception:  # noqa: BLE001 - the wait succeeded; what fails after it is ours
+            self.state.fault()
+
+    def _let_go(self, operation: Operation) -> None:
+        """Hold the work of an operation no more that the current stream waits for, if too much is held.
+
+        A work of NCCL holds what comes out. The script may have dropped it, and then its memory is free as
+        soon as nobody holds the work. An event on the stream that waits tells the end instead.
+        """
+        if (
+            operation.device is None
+            or isinstance(operation.work, StreamEnd)
+            or self._held() <= MAX_HELD_BYTES
+        ):
+            return
+        work, end = operation.work, stream_end.record(operation.device)
+        for key, (other, number) in list(self.pending.items()):
+            if other.work is work:  # and the others of its batch
+                self.pending.pop(key, None)
+                other.work = end
+                self.pending[other] = (other, number)
+
+    def _held(self) -> int:
+        """Return how many bytes of devices are held by works at most."""
+        entries = list(self.pending.values())
+        return sum(op.size for op, _ in entries if op.address and not isinstance(op.work, StreamEnd))
+
+    def _let_go_of_tensors(self, waited: Sequence[object]) -> None:
+        """The current stream waits for these. C++ has let go of their works itself."""
+        try:
+            if self.capturing() or self._held() <= MAX_HELD_BYTES:
+                return
+            addresses = self._addresses(waited)
+            for operation, _ in list(self.pending.values()):
+                if operation.address and operation.address in addresses:
+                    self._let_go(operation)
         except Exception:  # noqa: BLE001 - the wait succeeded; what fails after it is ours
             self.state.fault()
 
@@ -268,6 +358,8 @@ class Tracker:
                         blocking.end()
                 if pending:
                     self.poll(args)
+                    if self._has_device:
+                        self._let_go_of_tensors(args)
                 return result
             finally:
                 if turns is not None:
@@ -305,19 +397,55 @@ class Tracker:
         except Exception:  # noqa: BLE001 - the call succeeded; what fails after it is ours
             self.state.fault()
 
-    def watched_end_of_batch(self, original: Callable[P, Work]) -> Callable[P, Work]:
-        """Return `ProcessGroup._end_coalescing`, watched: one work for all operations since its start."""
+    def watched_start_of_batch(
+        self, original: Callable[Concatenate[ProcessGroup, P], T]
+    ) -> Callable[Concatenate[ProcessGroup, P], T]:
+        """Return `ProcessGroup._start_coalescing`, watched. A group that cannot coalesce raises."""
 
-        def end(*args: P.args, **kwargs: P.kwargs) -> Work:
-            work = original(*args, **kwargs)
-            batch, self.coalesced = self.coalesced, []
-            for position, (operation, number) in enumerate(batch):
-                operation.work = work
-                if work is not None:
-                    self.pending[(id(work), number) if position else id(work)] = (operation, number)
+        def start(process_group: ProcessGroup, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            result = original(process_group, *args, **kwargs)
+            group = self._groups.get(process_group)
+            if group is not None and group.batch is None:
+                group.batch = []
+            return result
+
+        return start
+
+    def watched_end_of_batch(
+        self, original: Callable[Concatenate[ProcessGroup, P], T]
+    ) -> Callable[Concatenate[ProcessGroup, P], T]:
+        """Return `ProcessGroup._end_coalescing`, watched: one work for all operations since its start.
+
+        A synchronous batch has none.
+        """
+
+        def end(process_group: ProcessGroup, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            group = self._groups.get(process_group)
+            batch: list[tuple[Operation, int]] = []
+            if group is not None:
+                batch, group.batch = group.batch or [], None
+            work = original(process_group, *args, **kwargs)
+            self._end_batch(batch, work, args[0] if args else kwargs.get("device"))
             return work
 
         return end
+
+    def _end_batch(self, batch: Sequence[tuple[Operation, int]], work: object, device: object) -> None:
+        try:
+            if self.capturing():
+                for operation, number in batch:
+                    operation.group.abandon(number)
+            elif work is not None:
+                for position, (operation, number) in enumerate(batch):
+                    operation.work = cast("Work", work)
+                    self.pending[(id(work), number) if position else id(work)] = (operation, number)
+            elif batch:
+                on_cuda = isinstance(device, torch.device) and device.type == "cuda"
+                end = stream_end.record(cast("torch.device", device)) if on_cuda else None
+                for operation, number in batch:
+                    self.take_synchronous(operation, number, end)
+        except Exception:  # noqa: BLE001 - the batch was enqueued; what fails after it is ours
+            self.state.fault()
 
 
 def _ends_with_future(operation: Operation) -> bool:

@@ -53,6 +53,7 @@ class Handle(SharedByCopies):
         self._main = get_ident()
         self._numbers: dict[str, Number] = {}
         self._pending: deque[PendingStep] = deque()
+        self._first: Number | None = None  # the number of the first step, while it has not arrived
         self._timer: DeviceTimer | None = None
         self.profiler = StepProfiler()
         self.hold = HoldPoint()
@@ -147,6 +148,7 @@ class Handle(SharedByCopies):
         """
         if self.state is not None:
             self.count_from(step)
+            self._first = None
             self.resumed = True
             self._clock_runs = False
             self.start_clock()
@@ -154,6 +156,7 @@ class Handle(SharedByCopies):
     def begin_again(self) -> None:
         """A new attempt begins in this process. Nothing is known of it yet."""
         self._pending.clear()
+        self._first = None
         self._numbers, self._phases = {}, {}
         self._coordinates_given = self._clock_runs = self.resumed = False
         self.profiler.answered = 0
@@ -163,6 +166,24 @@ class Handle(SharedByCopies):
         if self.state is not None:
             self.state.enter_step(step)
             self.state.words[W_LAST_STEP] = self.state.words[W_RESUMED] = step - 1
+
+    def count_from_late(self, first: Number) -> None:
+        """`first` is the number of the first step, on its way from a device.
+
+        Steps are not written before it has arrived. After 16 later steps it is given up.
+        """
+        self._first = first
+
+    def _number_late(self, state: RankState) -> None:
+        """Number the steps that have waited for the number of the first one, if it is there."""
+        if self._first is None or not self._first.ready():
+            return
+        first, self._first = int(self._first.value()), None
+        if first > 0:
+            for step in self._pending:
+                step.step += first
+            self.count_from(state.step + first)
+            state.words[W_RESUMED] = first - 1
 
     def _note(self, **kinds: bool) -> None:
         """Note what the script gives itself. The inferred numbers of these kinds are not used any more."""
@@ -180,6 +201,7 @@ class Handle(SharedByCopies):
         state = self.state
         if state is None:
             return
+        self._number_late(state)
         if self.inference is not None:
             inferred = self.inference.take_numbers()
             tokens = inferred.tokens if tokens is None else tokens
@@ -234,6 +256,10 @@ class Handle(SharedByCopies):
     def _flush(self, state: RankState) -> None:
         """Write the finished steps whose numbers are known. One that waited too long goes without them."""
         pending = self._pending
+        if self._first is not None:
+            if len(pending) <= LATE_STEPS:
+                return
+            self._first = None
         while pending and (len(pending) > LATE_STEPS or pending[0].ready()):
             step = pending.popleft()
             state.ring.step(

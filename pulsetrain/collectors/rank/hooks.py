@@ -92,6 +92,7 @@ def _hook_waits(tracker: Tracker) -> None:
     from torch._C._distributed_c10d import ProcessGroup, Work
 
     _wrap(Work, "wait", tracker.watched_wait)
+    _wrap(ProcessGroup, "_start_coalescing", tracker.watched_start_of_batch)
     _wrap(ProcessGroup, "_end_coalescing", tracker.watched_end_of_batch)
     _wrap(torch._C.Future, "wait", tracker.watched_wait_for_any)
     _wrap(dist, "_broadcast_coalesced", tracker.watched_call)

@@ -33,6 +33,21 @@ class KnownNumber:
         return self._value
 
 
+class ShiftedNumber:
+    """A number plus `shift`."""
+
+    __slots__ = ("_number", "_shift")
+
+    def __init__(self, number: Number, shift: int) -> None:
+        self._number, self._shift = number, shift
+
+    def ready(self) -> bool:
+        return self._number.ready()
+
+    def value(self) -> float:
+        return self._number.value() + self._shift
+
+
 def number(value: object) -> Number:
     """Wrap a float or a one-element tensor. A tensor on a CUDA device is copied without waiting for it.
 

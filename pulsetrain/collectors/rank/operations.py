@@ -28,6 +28,7 @@ from pulsetrain.collectors.layout import (
     span_head,
 )
 from pulsetrain.collectors.rank.phases import RankState
+from pulsetrain.collectors.rank.stream_end import StreamEnd
 from pulsetrain.protocol.transfer_peer import ANY_SOURCE, NO_PEER
 from pulsetrain.records.schema import CATEGORIES
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from torch.distributed import Work
 
 COMMUNICATION = CATEGORIES.index("communication")
+MAX_BATCH = 4096  # operations of a coalesced batch that is open. An error may have left it open for ever
 NBYTES: Callable[[torch.Tensor], int] = attrgetter("nbytes")
 _KINDS = ("ALLREDUCE", "ALLGATHER", "REDUCE_SCATTER", "ALLTOALL")
 _NAMES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -89,13 +91,15 @@ class Operation:
     """One operation from its enqueue to its completion. `work` is None until the hook after it has run.
 
     `blocked`: ns that the main thread has stood still for it, -1 where that is not the host's to see.
+    `device`: the CUDA device of its tensors, None if it has none or if every operation ends on the host.
+    `address`: of what comes out on that device.
     `output`: address of what comes out, for a work that tells its end only to who waits, else 0.
     `heads`: the first words of its span, and of a wait for it on the status page.
     """
 
     __slots__ = (
-        *("blocked", "context", "group", "heads", "name", "output", "parent", "peer", "seq", "size", "start"),
-        *("thread", "work"),
+        *("address", "blocked", "context", "device", "group", "heads", "name", "output", "parent", "peer"),
+        *("seq", "size", "start", "work"),
     )
 
     def __init__(self, group: Group, name: int, seq: int, size: int, peer: int) -> None:
@@ -103,10 +107,10 @@ class Operation:
         self.group, self.name, self.seq, self.size, self.peer = group, name, seq, size, peer
         self.heads = group.heads.get(name) or group.heads_of(name)
         self.parent, self.context = state.parent, state.context
-        self.thread = get_ident()
         self.blocked = 0 if group.host_only else -1
-        self.output = 0
-        self.work: Work | None = None
+        self.output = self.address = 0
+        self.device: torch.device | None = None
+        self.work: Work | StreamEnd | None = None
         self.start = perf_counter_ns()
 
 
@@ -115,11 +119,11 @@ class Watchlist(Protocol):
 
     state: RankState
     pending: dict[object, tuple[Operation, int]]
-    coalesced: list[tuple[Operation, int]]
 
     def poll(self) -> None: ...
     def poll_after_backward(self) -> None: ...
-    def is_coalescing(self, operation: Operation) -> bool: ...
+    def capturing(self) -> bool: ...
+    def take_synchronous(self, operation: Operation, number: int) -> None: ...
 
 
 class Group:
@@ -127,7 +131,7 @@ class Group:
 
     `get_members` returns its global ranks in group order. torch knows them only after it has made the group.
     `host_only`: every operation of the group ends on the host. `timeout_ns`: after which torch ends an
-    operation, 0 if unknown.
+    operation, 0 if unknown. `batch`: the operations of the coalesced batch that is open, None if none is.
     """
 
     def __init__(
@@ -145,6 +149,10 @@ class Group:
         self.cell = -1
         self.enqueued = 0
         self.in_flight: dict[int, Operation] = {}
+        self.batch: list[tuple[Operation, int]] | None = None
+        self._announced: dict[
+            int, int
+        ] = {}  # by thread: what the hook after the enqueue has not been told of
         self._watchlist = watchlist
         self._name = name
         self._label = watchlist.state.ring.intern(name)
@@ -164,9 +172,13 @@ class Group:
                 self._open_cell()
             name: int = call.name.value  # a member of torch's enumeration is slow to hash and to compare
             kind = self._kinds.get(name) or self._kind(name, call.name.name)
+            number, thread = call.op_id, get_ident()
+            if thread in self._announced:  # torch raised between the two hooks, and enqueued nothing
+                self.in_flight.pop(self._announced[thread], None)
             operation = self._transfer(call, kind) if kind.transfers else self._collective(call, kind)
             is_oldest = not self.in_flight
-            self.in_flight[call.op_id] = operation
+            self.in_flight[number] = operation
+            self._announced[thread] = number
             words = self.state.words
             words[W_LAST] = operation.start
             if self.cell < 0:
@@ -192,29 +204,45 @@ class Group:
         return kind
 
     def after(self, call: PostHookArgs) -> None:
-        """Keep the work, to ask it later: the hook after an enqueue."""
+        """Keep the work, to ask it later: the hook after an enqueue.
+
+        A synchronous operation may have no work. Inside a coalesced batch, the end of the batch tells that of
+        all its operations. Inside the capture of a CUDA graph nothing runs, so nothing is kept.
+        """
         try:
             number = call.op_id
+            self._announced.pop(get_ident(), None)
             operation = self.in_flight.get(number)
-            if operation is not None:
-                operation.work = work = call.work
-                if work is None:
-                    self._watchlist.coalesced.append((operation, number))
-                else:
-                    self._watchlist.pending[id(work)] = (operation, number)
-                    self._watchlist.poll_after_backward()
+            if operation is None:
+                return
+            if self.batch is not None:
+                self._add_to_batch(operation, number)
+            elif not self.host_only and self._watchlist.capturing():
+                self.abandon(number)
+            elif (work := call.work) is None:
+                self._watchlist.take_synchronous(operation, number)
+            else:
+                operation.work = work
+                self._watchlist.pending[id(work)] = (operation, number)
+                self._watchlist.poll_after_backward()
         except Exception:  # noqa: BLE001 - as above
             self.state.fault()
 
+    def _add_to_batch(self, operation: Operation, number: int) -> None:
+        if self.batch is not None:
+            self.batch.append((operation, number))
+            if len(self.batch) > MAX_BATCH:
+                self.abandon(self.batch.pop(0)[1])
+
     def _collective(self, call: PreHookArgs, kind: Kind) -> Operation:
-        if self.in_flight:
-            self._remove_failed()
         size = kind.payload(call)
         self.enqueued = seq = self.enqueued + 1
         operation = Operation(self, kind.number, seq, size, NO_PEER)
         if not kind.tells_end:
             outputs = call.output_tensors
             operation.output = outputs[0].data_ptr() if outputs else 0
+        if not self.host_only:
+            _place(operation, call)
         return operation
 
     def _transfer(self, call: PreHookArgs, kind: Kind) -> Operation:
@@ -223,7 +251,10 @@ class Group:
         self.state.transfers = True
         seq = self._transfers[name, peer] = self._transfers.get((name, peer), 0) + 1
         self._show_count(kind.sends, name, peer, seq)
-        return Operation(self, name, seq, size, peer)
+        operation = Operation(self, name, seq, size, peer)
+        if not self.host_only:
+            _place(operation, call)
+        return operation
 
     def _show_count(self, sends: bool, name: int, peer: int, count: int) -> None:
         """Show how many were sent to or received from this peer: the barrier compares both sides."""
@@ -236,17 +267,6 @@ class Group:
             self._pairs[name, peer] = word
         if word >= 0:
             self.state.words[word] = count
-
-    def _remove_failed(self) -> None:
-        """Remove what this thread announced and failed to enqueue: torch raised between the two hooks."""
-        me = get_ident()
-        for key, operation in list(self.in_flight.items()):
-            if (
-                operation.work is None
-                and operation.thread == me
-                and not self._watchlist.is_coalescing(operation)
-            ):
-                self.in_flight.pop(key, None)
 
     def heads_of(self, name: int) -> tuple[int, int]:
         """Return the `heads` of operations of this name, from now on by one lookup."""
@@ -301,3 +321,10 @@ class Group:
             words[self.cell + G_OP] = 0
         else:
             self.state.ring.set_op(self.cell, oldest.name, oldest.seq, oldest.size, oldest.start, oldest.peer)
+
+
+def _place(operation: Operation, call: PreHookArgs) -> None:
+    """Note where its tensors are. A barrier has none. Other devices than CUDA's are left out."""
+    tensors = call.output_tensors or call.input_tensors
+    if tensors and tensors[0].is_cuda:
+        operation.device, operation.address = tensors[0].device, tensors[0].data_ptr()

@@ -127,8 +127,13 @@ class DeviceTimer:
             self.state.ring.span(timed.head, timed.context, timed.start_ns, timed.left_ns)
 
     def harvest(self, most: int = MAX_PENDING) -> None:
-        """Write spans of phases whose events have passed, oldest first. Stops at the first that has not."""
+        """Write spans of phases whose events have passed, oldest first. Stops at the first that has not.
+
+        Asks nothing inside the capture of a CUDA graph, which a query would spoil.
+        """
         pending = self._pending
+        if pending and self.capturing():
+            return
         while pending and most > 0 and pending[0].end.query() and pending[0].start.query():
             self._write(pending.popleft())
             most -= 1
@@ -211,7 +216,8 @@ class DeviceNumber:
         import torch
 
         # The host's side has the tensor's own type: a copy that also converts would wait for the device.
-        self._host = torch.empty((), dtype=tensor.dtype, pin_memory=True)
+        # The script may have set another default device, whose memory cannot be pinned.
+        self._host = torch.empty((), dtype=tensor.dtype, device="cpu", pin_memory=True)
         self._host.copy_(tensor.detach().reshape(()), non_blocking=True)
         self._event = torch.cuda.Event()
         self._event.record(torch.cuda.current_stream(tensor.device))

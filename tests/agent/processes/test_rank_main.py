@@ -44,9 +44,16 @@ def test_what_a_script_left_in_the_buffer_of_an_open_file_is_written(tmp_path, m
     assert ended == [3]
 
 
-def test_an_interrupt_that_the_script_does_not_catch_ends_it_by_that_signal(tmp_path, monkeypatch, capsys):
-    (tmp_path / "script.py").write_text("raise KeyboardInterrupt\n")
+@pytest.fixture
+def main(monkeypatch):
+    """A script may take the place of `__main__`, of the arguments and of the search path."""
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def test_an_interrupt_that_the_script_does_not_catch_ends_it_by_that_signal(tmp_path, main, capsys):
+    (tmp_path / "script.py").write_text("raise KeyboardInterrupt\n")
     assert rank_main._run("script", str(tmp_path / "script.py")) == -signal.SIGINT
     assert capsys.readouterr().err.endswith("KeyboardInterrupt\n")
 
@@ -88,13 +95,81 @@ def test_a_traceback_begins_where_the_script_does():
     assert script_traceback(None) is None
 
 
-def test_a_script_finds_its_folder_after_it_has_left_it(tmp_path, monkeypatch):
+def test_a_script_finds_its_folder_after_it_has_left_it(tmp_path, monkeypatch, main):
     (tmp_path / "script.py").write_text(
         "import os\nos.chdir('/')\nraise SystemExit(0 if os.path.exists(__file__) else 1)\n"
     )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     assert rank_main._run("script", "script.py") == 0
+
+
+LATE = """
+from __future__ import annotations
+import atexit, multiprocessing, pathlib, pickle, threading, time
+
+class Config:
+    pass
+
+def save(name):
+    pathlib.Path(name).write_bytes(pickle.dumps(Config()))
+
+def later():
+    threading.main_thread().join()
+    save("by_thread")
+
+if __name__ == "__main__":
+    atexit.register(save, "at_exit")
+    threading.Thread(target=later).start()
+    child = multiprocessing.get_context("spawn").Process(target=save, args=("by_child",))
+    child.start()
+    child.join()
+"""
+
+
+def run_as_a_rank(mode, target, folder):
+    """Run a script as a forked rank does, from its first line to its last exit handler."""
+    code = (
+        "import sys; from pulsetrain.agent.processes import rank_main\n"
+        f"sys.argv = [{target!r}, '--lr']; rank_main._exit(rank_main._run({mode!r}, {target!r}))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(("mode", "target"), [("script", "late.py"), ("module", "late")])
+def test_what_outlives_the_script_can_still_pickle_its_classes(tmp_path, mode, target):
+    """Threads that save in the background, exit handlers that save at last, and children."""
+    (tmp_path / "late.py").write_text(LATE)
+    done = run_as_a_rank(mode, target, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {path.name for path in tmp_path.iterdir()} >= {"by_thread", "at_exit", "by_child"}
+
+
+SEEN = "import sys; print(__name__, __file__, __package__, __spec__ and __spec__.name, sys.argv, sys.path[0])"
+
+
+@pytest.mark.parametrize(
+    ("mode", "target", "file", "package", "spec"),
+    [
+        ("script", "seen.py", "seen.py", None, None),
+        ("script", "folder", "folder/__main__.py", "", "__main__"),
+        ("module", "seen", "seen.py", "", "seen"),
+        ("module", "folder", "folder/__main__.py", "folder", "folder.__main__"),
+    ],
+)
+def test_a_script_knows_of_itself_what_python_tells_it(tmp_path, mode, target, file, package, spec):
+    (tmp_path / "folder").mkdir()
+    for path in ("seen.py", "folder/__main__.py"):
+        (tmp_path / path).write_text(SEEN)
+    done = run_as_a_rank(mode, str(tmp_path / target) if mode == "script" else target, tmp_path)
+    program = tmp_path / (target if mode == "script" else file)
+    first = program if target == "folder" and mode == "script" else tmp_path
+    assert done.stderr == ""
+    assert done.stdout.strip() == (
+        f"__main__ {tmp_path / file} {package} {spec} {[str(program), '--lr']} {first}"
+    )
 
 
 @pytest.mark.integration

@@ -3,10 +3,12 @@
 import random
 
 import pytest
+import torch
 
 from pulsetrain.checkpoint.restarting import restartable as module
 from pulsetrain.checkpoint.restarting.parked_rank import ParkedRank, Restart
 from pulsetrain.checkpoint.restarting.restartable import restartable
+from pulsetrain.checkpoint.rng import NEW_PROCESS_SEED
 
 LOST = RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer")
 
@@ -109,6 +111,23 @@ def test_random_numbers_are_those_of_the_first_call(rank):
 
     train()
     assert drawn[0] == drawn[1]
+
+
+def test_cuda_that_the_first_call_has_begun_to_use_begins_as_in_a_new_process(rank, monkeypatch):
+    """There is no CUDA here: it is in use as soon as the function says so."""
+    in_use, seeds = [], []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: bool(in_use))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+
+    @restartable
+    def train():
+        in_use.append(True)
+        if len(in_use) == 1:
+            raise LOST
+
+    train()
+    assert seeds == [NEW_PROCESS_SEED]
 
 
 def test_a_call_inside_a_call_counts_for_nothing(rank):

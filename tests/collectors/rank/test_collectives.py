@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from pulsetrain.collectors.rank.collectives import Tracker, timeout_ns
+from pulsetrain.collectors.rank.collectives import MAX_HELD_BYTES, Tracker, timeout_ns
 from pulsetrain.collectors.rank.operations import Group, Operation
+from pulsetrain.collectors.rank.stream_end import StreamEnd
 
 
 class Work:
@@ -25,6 +27,58 @@ class Work:
         return self.complete
 
 
+class Call:
+    """The arguments of torch's hooks for an all-reduce of a tensor on a CUDA device."""
+
+    name = SimpleNamespace(value=3, name="ALLREDUCE")
+    root = -1
+
+    def __init__(self, op_id, work, size=8, address=1):
+        self.op_id, self.work = op_id, work
+        tensor = SimpleNamespace(nbytes=size, is_cuda=True, device=torch.device("cuda:3"))
+        tensor.data_ptr = lambda: address
+        self.input_tensors = self.output_tensors = [tensor]
+
+
+class ProcessGroup:
+    """A key of the tracker's groups."""
+
+
+class Device:
+    """A CUDA device without one: its current stream, and the events that were recorded there.
+
+    Asked for an event inside a capture, CUDA fails and gives the capture up.
+    """
+
+    def __init__(self, monkeypatch):
+        self.capturing, self.events, self.devices = False, [], []
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
+        monkeypatch.setattr("pulsetrain.collectors.rank.stream_end.record", self.record)
+
+    def record(self, device):
+        self.refuse_in_capture()
+        self.devices.append(str(device))
+        self.events.append(event := SimpleNamespace(passed=False, queries=0))
+
+        def query():
+            self.refuse_in_capture()
+            event.queries += 1
+            return event.passed
+
+        event.query = query
+        return StreamEnd(event, device)
+
+    def refuse_in_capture(self):
+        if self.capturing:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+
+@pytest.fixture
+def device(monkeypatch):
+    return Device(monkeypatch)
+
+
 class Side:
     def __init__(self, watched, *, host_only):
         self.watched = watched
@@ -32,6 +86,9 @@ class Side:
         self.group = Group(self.tracker, "dp", lambda: (0, 1), host_only=host_only)
         self.ids, self.name = itertools.count(1), watched.handle.state.ring.intern("all_reduce")
         self.group._open_cell()
+        self.process_group = ProcessGroup()
+        self.tracker._groups[self.process_group] = self.group
+        self.tracker._has_device = not host_only
 
     def enqueue(self, work, peer=-1):
         number = next(self.ids)
@@ -39,6 +96,19 @@ class Side:
         operation.work = work
         self.newest = self.group.in_flight[number] = operation
         self.tracker.pending[id(work)] = (operation, number)
+
+    def call(self, work, **tensor):
+        """What torch's hooks do for one collective on a CUDA device."""
+        self.group.before(call := Call(next(self.ids), work, **tensor))
+        self.group.after(call)
+
+    def in_batch(self, count, end, **tensor):
+        """A coalesced batch of collectives without works of their own."""
+        start = self.tracker.watched_start_of_batch(lambda process_group, device: None)
+        start(self.process_group, torch.device("cuda:3"))
+        for _ in range(count):
+            self.call(None, **tensor)
+        return self.tracker.watched_end_of_batch(end)(self.process_group, torch.device("cuda:3"))
 
     def numbers(self):
         return [int(row["seq"]) for row in self.watched.reader.drain()[0]]
@@ -94,22 +164,22 @@ def test_a_wait_for_a_work_that_is_not_ours_is_only_passed_on(side):
     assert side.tracker.watched_wait(lambda work, timeout: timeout)(Work(), 5) == 5
 
 
-def test_a_failed_work_is_counted_and_not_raised(side):
-    work = Work()
-    work.error = RuntimeError("aborted")
-    side.enqueue(work)
+def test_a_failed_work_is_counted_once_and_hides_no_work_behind_it(side):
+    failed, done = Work(), Work()
+    failed.error, done.complete = RuntimeError("aborted"), True
+    side.enqueue(failed)
+    side.enqueue(done)
     side.tracker.poll()
-    assert side.watched.errors == 1
+    side.tracker.poll()
+    assert side.numbers() == [2]
+    assert (side.tracker.pending, side.watched.errors) == ({}, 1)
+    assert list(side.group.in_flight) == [1], "it stays in flight as evidence"
 
 
 def test_all_operations_of_a_coalesced_batch_end_with_its_work(side):
     work = Work()
-    for number in (1, 2):
-        operation = Operation(side.group, side.name, number, 8, -1)
-        side.group.in_flight[number] = operation
-        side.tracker.coalesced.append((operation, number))
-    assert side.tracker.watched_end_of_batch(lambda: work)() is work
-    assert side.tracker.coalesced == []
+    side.in_batch(2, lambda process_group, device: work)
+    assert (side.numbers(), side.group.batch) == ([], None)
     work.complete = True
     side.tracker.poll()
     assert side.numbers() == [1, 2]
@@ -120,6 +190,154 @@ def test_a_send_that_nobody_holds_is_not_in_flight_for_ever(watched):
     side.enqueue(Work(), peer=1)
     side.tracker.poll()
     assert (side.numbers(), side.group.in_flight, side.tracker.pending) == ([], {}, {})
+
+
+def test_a_synchronous_operation_of_a_device_ends_when_its_stream_gets_there(watched, device):
+    """torch keeps no work of it. Each new one must cost the same as the first."""
+    side = Side(watched, host_only=False)
+    for _ in range(3):
+        side.call(None)
+    side.tracker.poll()
+    assert (side.numbers(), len(side.group.in_flight)) == ([], 3)
+    queries = [event.queries for event in device.events]
+    assert queries[1:] == [0, 0], "a stream that has not got to the first end has not got to the next"
+    for event in device.events[:2]:
+        event.passed = True
+    side.tracker.poll()
+    assert side.numbers() == [1, 2]
+    assert len(side.tracker.pending) == len(side.group.in_flight) == 1
+    assert (device.devices, watched.errors) == (["cuda:3"] * 3, 0)
+
+
+def test_a_synchronous_operation_of_the_host_has_ended_and_blocked_when_torch_returns(watched):
+    side = Side(watched, host_only=True)
+    side.call(None)
+    rows = watched.reader.drain()[0]
+    assert [int(row["seq"]) for row in rows] == [1]
+    assert rows[0]["blocked"] == rows[0]["end"] - rows[0]["start"] > 0
+    assert (side.group.in_flight, side.tracker.pending) == ({}, {})
+
+
+def test_a_synchronous_batch_ends_when_the_stream_gets_behind_it(watched, device):
+    side = Side(watched, host_only=False)
+    assert side.in_batch(3, lambda process_group, device: None) is None
+    assert (side.numbers(), len(device.events)) == ([], 1)
+    device.events[0].passed = True
+    side.tracker.poll()
+    assert (side.numbers(), side.group.in_flight, watched.errors) == ([1, 2, 3], {}, 0)
+
+
+def test_a_group_that_cannot_coalesce_opens_no_batch(side):
+    def refuses(process_group, device):
+        raise RuntimeError("Backend gloo does not implement startCoalescing")
+
+    with pytest.raises(RuntimeError, match="does not implement"):
+        side.tracker.watched_start_of_batch(refuses)(side.process_group, torch.device("cpu"))
+    assert side.group.batch is None
+
+
+def test_a_work_inside_a_batch_is_not_asked_before_the_batch_ends(watched, device):
+    """NCCL records no event for it, and an event that was never recorded says that it has passed."""
+    side = Side(watched, host_only=False)
+    inside, whole = Work(), Work()
+    inside.complete = True
+    start = side.tracker.watched_start_of_batch(lambda process_group: None)
+    start(side.process_group)
+    side.call(inside)
+    side.tracker.poll()
+    assert side.numbers() == []
+    side.tracker.watched_end_of_batch(lambda process_group: whole)(side.process_group)
+    whole.complete = True
+    side.tracker.poll()
+    assert side.numbers() == [1]
+
+
+def test_no_event_is_asked_or_recorded_inside_the_capture_of_a_graph(watched, device):
+    side = Side(watched, host_only=False)
+    before, captured = Work(), Work()
+    side.enqueue(before)
+    side.call(None)
+    device.capturing = True
+    for work in (before, captured):  # whatever is asked of them fails
+        work.error = RuntimeError("operation not permitted when stream is capturing")
+    side.call(captured)
+    side.call(None)
+    side.in_batch(2, lambda process_group, device: None)
+    side.tracker.watched_wait(lambda work: None)(before)
+    side.tracker.poll()
+    device.capturing, before.error, before.complete = False, None, True
+    device.events[0].passed = True
+    side.tracker.poll()
+    assert side.numbers() == [1, 1], "what was captured has not run"
+    assert (side.group.in_flight, side.tracker.pending, watched.errors) == ({}, {}, 0)
+
+
+LARGE = MAX_HELD_BYTES // 2 + 1
+
+
+def test_the_outputs_of_works_that_were_waited_for_are_not_held_without_bound(watched, device):
+    """A work of NCCL holds its outputs. Their memory must be free as soon as the script drops them."""
+    side, kept = Side(watched, host_only=False), []
+    wait = side.tracker.watched_wait(lambda work: None)
+    for _ in range(10):
+        work = Work()
+        side.call(work, size=LARGE)
+        wait(work)
+        kept.append(weakref.ref(work))
+        del work
+    assert sum(work() is not None for work in kept) == 1
+    assert (side.numbers(), len(side.tracker.pending)) == ([], 10)
+    for event in device.events:
+        event.passed = True
+    kept[0]().complete = True
+    side.tracker.poll()
+    assert sorted(side.numbers()) == list(range(1, 11))
+    assert (side.group.in_flight, watched.errors) == ({}, 0)
+
+
+def test_a_transfer_that_was_waited_for_is_let_go_too(watched, device):
+    side, work = Side(watched, host_only=False), Work()
+    call = Call(1, work, size=2 * LARGE)
+    call.name, call.root = SimpleNamespace(value=0, name="SEND"), 1
+    side.group.before(call)
+    side.group.after(call)
+    side.tracker.watched_wait(lambda work: None)(work)
+    assert [operation.work is work for operation, _ in side.tracker.pending.values()] == [False]
+    device.events[0].passed = True
+    side.tracker.poll()
+    assert (side.tracker.pending, watched.errors) == ({}, 0)
+
+
+def test_a_work_that_is_let_go_leaves_all_of_its_batch(watched, device):
+    side, work = Side(watched, host_only=False), Work()
+    side.in_batch(2, lambda process_group, device: work, size=LARGE)
+    side.tracker.watched_wait(lambda work: None)(work)
+    assert len(device.events) == 1
+    device.events[0].passed = True
+    side.tracker.poll()
+    assert (side.numbers(), side.tracker.pending) == ([1, 2], {})
+
+
+def test_a_functional_collective_that_was_waited_for_is_let_go_by_its_tensor(watched, device):
+    side, tensor = Side(watched, host_only=False), torch.zeros(2)
+    first, second = Work(), Work()
+    side.call(first, size=LARGE, address=tensor.data_ptr())
+    side.call(second, size=LARGE, address=tensor.data_ptr() + 64)
+    assert side.tracker.watched_wait_for_any(lambda tensor: tensor)(tensor) is tensor
+    works = [operation.work for operation, _ in side.tracker.pending.values()]
+    assert second in works
+    assert first not in works
+    assert len(works) == 2
+
+
+def test_a_work_that_nobody_has_waited_for_is_kept(watched, device):
+    """Only a stream that waits for it says anything of its end."""
+    side, works = Side(watched, host_only=False), [Work() for _ in range(4)]
+    for work in works:
+        side.call(work, size=LARGE)
+    side.tracker.poll()
+    assert [operation.work for operation, _ in side.tracker.pending.values()] == works
+    assert device.events == []
 
 
 def process_group(*timeouts):

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from pulsetrain.collectors.rank import hooks
+from pulsetrain.collectors.rank.collectives import Tracker
 from pulsetrain.collectors.rank.hooks import group_name
 
 SCRIPT = """
@@ -36,6 +38,15 @@ assert reader.status().errors == 0
 )
 def test_a_group_is_called_by_its_unique_name(name, description, recorded):
     assert group_name(name, description) == recorded
+
+
+def test_the_start_of_a_batch_is_watched_as_its_end_is(watched, monkeypatch):
+    wrapped = {}
+    monkeypatch.setattr(hooks, "_wrap", lambda owner, name, watched: wrapped.setdefault(name, watched))
+    tracker = Tracker(watched.handle.state)
+    hooks._hook_waits(tracker)
+    assert wrapped["_start_coalescing"] == tracker.watched_start_of_batch
+    assert wrapped["_end_coalescing"] == tracker.watched_end_of_batch
 
 
 @pytest.mark.integration

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from pulsetrain.collectors.rank import numbers
 from pulsetrain.collectors.rank.handle import LATE_STEPS
 from pulsetrain.collectors.rank.numbers import number
+from pulsetrain.collectors.rank.timers import DeviceNumber
 
 
 @pytest.mark.parametrize("value", ["not a number", torch.ones(3), object()])
@@ -46,6 +49,35 @@ def test_a_step_waits_for_its_loss_without_blocking_later_ones(watched, monkeypa
     steps = watched.reader.drain()[1]
     assert list(steps["step"]) == [0, 1, 2]
     assert steps["loss"][0] == 4.0
+
+
+def test_steps_wait_for_the_number_of_the_first_one(watched):
+    h, first = watched.handle, LateNumber()
+    h.count_from_late(first)
+    h.step()
+    h.step()
+    assert len(watched.reader.drain()[1]) == 0
+    first.there = True
+    h.step()
+    assert list(watched.reader.drain()[1]["step"]) == [4, 5, 6]
+    status = watched.reader.status()
+    assert (status.step, status.last_step, status.resumed_step) == (7, 6, 3)
+
+
+def test_a_number_of_the_first_step_that_never_comes_is_given_up(watched):
+    watched.handle.count_from_late(LateNumber())
+    for _ in range(LATE_STEPS + 1):
+        watched.handle.step()
+    assert list(watched.reader.drain()[1]["step"]) == list(range(LATE_STEPS + 1))
+
+
+def test_who_says_which_step_is_the_next_wins_over_a_number_that_has_not_arrived(watched):
+    h, first = watched.handle, LateNumber()
+    h.count_from_late(first)
+    h.resume(100)
+    first.there = True
+    h.step()
+    assert list(watched.reader.drain()[1]["step"]) == [100]
 
 
 def test_a_loss_that_never_comes_is_given_up(watched, monkeypatch):
@@ -103,3 +135,22 @@ class ElsewhereNumber:
 def test_a_number_on_another_device_than_cuda_is_not_waited_for():
     with pytest.raises(ValueError, match="type xpu"):
         number(ElsewhereNumber())
+
+
+def test_a_number_of_a_device_comes_to_the_host_whatever_the_scripts_default_device_is(monkeypatch):
+    """There is no CUDA here: memory is not pinned, and the event is one that has passed."""
+    empty = torch.empty
+
+    def unpinned(*size, pin_memory, **options):
+        assert pin_memory
+        return empty(*size, **options)
+
+    event = SimpleNamespace(record=lambda stream: None, query=lambda: True)
+    monkeypatch.setattr(torch, "empty", unpinned)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    loss = torch.tensor(4.0)
+    with torch.device("meta"):
+        late = DeviceNumber(loss)
+    assert late.ready()
+    assert late.value() == 4.0

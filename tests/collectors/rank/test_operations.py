@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from enum import IntEnum
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ class Watchlist:
     """The tracker as a group sees it: keeps what is pending and never asks."""
 
     def __init__(self, state):
-        self.state, self.pending, self.coalesced, self.asked = state, {}, [], 0
+        self.state, self.pending, self.synchronous, self.asked = state, {}, [], 0
 
     def poll(self):
         self.asked += 1
@@ -28,8 +29,11 @@ class Watchlist:
     def poll_after_backward(self):
         pass
 
-    def is_coalescing(self, operation):
-        return any(operation is other for other, _ in self.coalesced)
+    def capturing(self):
+        return False
+
+    def take_synchronous(self, operation, number):
+        self.synchronous.append((operation.seq, number))
 
 
 KINDS = IntEnum("KINDS", ("ALLREDUCE", "SEND", "RECV", "BARRIER", "ALLGATHER", "REDUCE_SCATTER", "ALLTOALL"))
@@ -44,14 +48,14 @@ class Side:
         self.group = Group(self.watchlist, "dp:1", lambda: (4, 5, 6), host_only=True)
         self.ids = itertools.count()
 
-    def enqueue(self, kind="ALLREDUCE", size=4, root=-1, *, out=0, fails=False):
+    def enqueue(self, kind="ALLREDUCE", size=4, root=-1, *, out=0, fails=False, synchronous=False):
         call = SimpleNamespace(
             name=KINDS[kind],
             op_id=next(self.ids),
             input_tensors=[torch.ones(size)],
             output_tensors=[torch.ones(out)],
             root=root,
-            work=object(),
+            work=None if synchronous else object(),
         )
         self.group.before(call)
         if not fails:
@@ -150,6 +154,32 @@ def test_an_enqueue_that_torch_refused_is_not_in_flight_for_ever(side):
     side.enqueue(fails=True)
     kept = side.enqueue()
     assert list(side.group.in_flight) == [kept]
+
+
+def test_an_operation_without_a_work_is_synchronous_outside_a_batch_and_one_of_the_batch_inside(side):
+    alone = side.enqueue(synchronous=True)
+    side.group.batch = []
+    member = side.enqueue(synchronous=True)
+    assert side.watchlist.synchronous == [(1, alone)]
+    assert [(operation.seq, number) for operation, number in side.group.batch] == [(2, member)]
+    assert side.watchlist.pending == {}
+
+
+def test_a_batch_that_nobody_ends_does_not_grow_for_ever(side, monkeypatch):
+    monkeypatch.setattr("pulsetrain.collectors.rank.operations.MAX_BATCH", 3)
+    side.group.batch = []
+    keys = [side.enqueue(synchronous=True) for _ in range(5)]
+    assert [number for _, number in side.group.batch] == keys[2:]
+    assert list(side.group.in_flight) == keys[2:]
+
+
+def test_an_enqueue_of_another_thread_that_has_not_returned_is_kept(side):
+    call = {"kind": "ALLREDUCE", "fails": True}  # between the two hooks, as far as this thread can see
+    other = threading.Thread(target=side.enqueue, kwargs=call)
+    other.start()
+    other.join()
+    mine = side.enqueue()
+    assert list(side.group.in_flight) == [0, mine]
 
 
 def test_an_abandoned_operation_leaves_no_span(side):

@@ -64,6 +64,20 @@ class Watched:
         return [int(d) for d in spans["end"] - spans["start"]]
 
 
+def test_inside_the_capture_of_a_graph_no_event_is_asked():
+    device = Device(passes_ns=[i * 7 * MS for i in range(100)])
+    watched = Watched(device)
+    with watched.phase:
+        pass
+    device.done = 2
+    watched.timer.capturing = lambda: True
+    watched.timer.harvest()
+    assert watched.durations() == []
+    watched.timer.capturing = lambda: False
+    watched.timer.harvest()
+    assert watched.durations() == [7 * MS]
+
+
 def test_a_phase_waits_in_the_queue_until_its_events_have_passed():
     device = Device(passes_ns=[i * 7 * MS for i in range(100)])
     watched = Watched(device)

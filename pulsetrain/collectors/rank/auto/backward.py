@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,11 +16,15 @@ from pulsetrain.collectors.rank.numbers import Number, number
 
 
 def install(auto: Auto) -> None:
-    """Wrap both. `Tensor.backward` looks the first one up at each call."""
+    """Wrap both. `Tensor.backward` looks the first one up at each call.
+
+    A class with a `scale` of its own, as FSDP's sharded scaler, is wrapped when a scaler of it is made.
+    """
     losses = Losses()
     torch.autograd.backward = watched_backward(torch.autograd.backward, auto, losses)
     scaler = torch.amp.grad_scaler.GradScaler
-    scaler.scale = watched_scale(scaler.scale, auto, losses)  # type: ignore[method-assign]
+    wrap_scale(scaler, auto, losses)
+    scaler.__init__ = watched_init(scaler.__init__, auto, losses)  # type: ignore[method-assign]
 
 
 class Losses:
@@ -100,6 +105,28 @@ def watched_backward(original: Callable[..., None], auto: Auto, losses: Losses) 
     return backward
 
 
+def wrap_scale(scaler: type, auto: Auto, losses: Losses) -> None:
+    """Watch the `scale` of this class and of each one that it inherits from, once."""
+    for kind in scaler.__mro__:
+        original = vars(kind).get("scale")
+        if inspect.isfunction(original) and not hasattr(original, "_pulsetrain"):
+            kind.scale = watched_scale(original, auto, losses)  # type: ignore[attr-defined]
+
+
+def watched_init(original: Callable[..., None], auto: Auto, losses: Losses) -> Callable[..., None]:
+    """Return `GradScaler.__init__`, which every scaler's own calls."""
+
+    @functools.wraps(original)
+    def init(scaler: object, *args: Any, **kwargs: Any) -> None:
+        original(scaler, *args, **kwargs)
+        try:
+            wrap_scale(type(scaler), auto, losses)
+        except Exception:  # noqa: BLE001 - the script must not see our faults
+            auto.handle.fault()
+
+    return init
+
+
 def watched_scale(original: Callable[..., Any], auto: Auto, losses: Losses) -> Callable[..., Any]:
     """Return `original`, which remembers what it scaled."""
 
@@ -113,10 +140,11 @@ def watched_scale(original: Callable[..., Any], auto: Auto, losses: Losses) -> C
 
     @functools.wraps(original)
     @untraced.wrapper
-    def scale(scaler: object, outputs: object) -> Any:
-        result = original(scaler, outputs)
+    def scale(scaler: object, outputs: object, *args: Any, **kwargs: Any) -> Any:
+        result = original(scaler, outputs, *args, **kwargs)
         if not torch.compiler.is_compiling():
             scaled(result, outputs)
         return result
 
+    scale._pulsetrain = True  # type: ignore[attr-defined]  # so that it is not wrapped twice
     return scale

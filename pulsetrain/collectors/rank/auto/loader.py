@@ -63,14 +63,17 @@ def watched_next(original: Callable[[Any], Any], auto: Auto) -> Callable[[Any], 
     @functools.wraps(original)
     @untraced.wrapper
     def fetch(iterator: Any) -> Any:
-        if not loop.listens:
+        if loop.is_fetching or not loop.listens:  # a loader inside another one's dataset is a part of that
             return original(iterator)
-        begin()
         try:
+            loop.is_fetching = True
+            begin()
             batch = original(iterator)
         except BaseException:
+            loop.is_fetching = False
             fail()
             raise
+        loop.is_fetching = False
         end(batch)
         return batch
 

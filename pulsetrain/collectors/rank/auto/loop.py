@@ -17,7 +17,7 @@ from pulsetrain.collectors.rank.auto.tally import Tally
 from pulsetrain.collectors.rank.description import EXPLICIT, INFERRED
 from pulsetrain.collectors.rank.handle import Handle
 from pulsetrain.collectors.rank.inference import InferredNumbers
-from pulsetrain.collectors.rank.numbers import Number
+from pulsetrain.collectors.rank.numbers import Number, ShiftedNumber
 from pulsetrain.collectors.rank.phases import Span
 
 if TYPE_CHECKING:
@@ -36,9 +36,12 @@ PATIENCE = 3
 class TrainingLoop:
     """Turns events into phases, steps and numbers. All events are the main thread's; others are ignored.
 
+    Only `step_in_backward` may come from another thread: the engine's, while the main one waits for it.
+
     - `done`: what belongs to the step that is about to end. `since`: what came after its last optimizer.
     - `trained`: how many numbers of each parameter the optimizers train, by the parameter's id.
     - `ended_optimizers`: how many steps of optimizers have ended.
+    - `is_fetching`: whether a data loader is asked for a batch now.
     """
 
     def __init__(self, handle: Handle, segments: Segments, description: Description) -> None:
@@ -47,12 +50,14 @@ class TrainingLoop:
         self.done, self.since = Tally(), Tally()
         self.trained: dict[int, int] = {}
         self.ended_optimizers = 0
+        self.is_fetching = False
         self._graphs: list[GraphCount] = []  # one for each backward pass of the step that is observed
         self._tokens_per_backward, self._flops_per_unit, self._unit = 0, 0.0, ""
         self._ended_steps = self._closed_steps = 0
         self._given: set[str] = set()
         self._stepping: list[object] = []  # optimizers that step now, the outermost first
         self._trains_in_step = False  # the outermost of them runs forward and backward itself
+        self._has_evaluated = False  # and has a loss from there
         self._step_raised = False  # it was left by an error, or so it seems
         self._in_backward = 0
         self._stepped_in_backward = False
@@ -88,8 +93,8 @@ class TrainingLoop:
 
     @property
     def wants_count(self) -> bool:
-        """Whether nobody has said yet how many updates were made."""
-        return self._first_count is None
+        """Whether nobody has said yet how many updates were made, and steps are not numbered yet."""
+        return self._first_count is None and not self._closed_steps and "steps" not in self._given
 
     @property
     def wants_graph(self) -> bool:
@@ -130,7 +135,7 @@ class TrainingLoop:
         self._handle.start_clock()
         self._handle.hold_at_backward()
         self.since.backwards += 1
-        if loss is not None and "loss" not in self._given:
+        if loss is not None and "loss" not in self._given and self._is_first_evaluation():
             self.since.losses.append(loss)
         self.segments.confirm("forward")
         self.segments.switch("backward")
@@ -148,6 +153,10 @@ class TrainingLoop:
             self._begin_cycle(IN_BACKWARD)
             self._end_cycle(IN_BACKWARD)
 
+    def step_in_backward(self) -> None:
+        """An optimizer steps inside the backward pass, on whatever thread runs it."""
+        self._stepped_in_backward = True
+
     def divide_losses(self, divisor: int) -> None:
         """The gradients of the step's backward passes so far were divided. So is the objective."""
         self.since.divide_losses(divisor)
@@ -158,7 +167,7 @@ class TrainingLoop:
         `closure`: forward and backward run inside the step.
         """
         if self._in_backward:
-            self._stepped_in_backward = True
+            self.step_in_backward()
             return
         if key in self._stepping:  # its last step raised, so its end was never told
             del self._stepping[self._stepping.index(key) :]
@@ -167,7 +176,7 @@ class TrainingLoop:
         self._stepping.append(key)
         if len(self._stepping) > 1:
             return
-        self._trains_in_step, self._step_raised = closure, False
+        self._trains_in_step, self._has_evaluated, self._step_raised = closure, False, False
         self._begin_cycle(key)
         if self.segments.current == "forward" and self.since.fetched and not closure:
             self.segments.confirm("forward")  # its gradients come from elsewhere than a backward pass
@@ -189,6 +198,16 @@ class TrainingLoop:
             self._first_count = count
         self.segments.confirm("optimizer")
         self._end_cycle(key)
+
+    def _is_first_evaluation(self) -> bool:
+        """Return whether the loss of this backward pass is the step's.
+
+        An optimizer that trains in its step may evaluate its closure many times, as LBFGS does.
+        """
+        if not (self._stepping and self._trains_in_step):
+            return True
+        is_first, self._has_evaluated = not self._has_evaluated, True
+        return is_first
 
     def _doubt_optimizer(self) -> None:
         """The script fetches or goes backward: a step that has not ended has raised, as where memory ran out.
@@ -226,8 +245,8 @@ class TrainingLoop:
         self.done, self.since = Tally(), Tally()
         self._graphs, self._stepping = [], []
         self._in_backward = self._ended_at = self._waited = self._closed_steps = 0
-        self._stepped_in_backward = self._closing = False
-        self._trains_in_step = self._step_raised = False
+        self._stepped_in_backward = self._closing = self.is_fetching = False
+        self._trains_in_step = self._has_evaluated = self._step_raised = False
         self._first_count = None
 
     # What the script says itself: `handle.Inference`.
@@ -307,11 +326,13 @@ class TrainingLoop:
     def _number_first_step(self) -> None:
         """The optimizer's count says which update this was, where a restore has not said it already."""
         count, handle = self._first_count, self._handle
-        if count is None or handle.resumed or not count.ready():
+        if count is None or handle.resumed:
             return
-        first = int(count.value()) - 1 + self._waited
-        if first > 0:
-            handle.count_from(first)
+        first = ShiftedNumber(count, self._waited - 1)
+        if not first.ready():
+            handle.count_from_late(first)
+        elif first.value() > 0:
+            handle.count_from(int(first.value()))
 
     # Numbers.
 

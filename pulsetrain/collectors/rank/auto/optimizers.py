@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from pulsetrain.collectors.rank.auto import untraced, updates
 from pulsetrain.collectors.rank.auto.context import Auto
+from pulsetrain.collectors.rank.numbers import Number
 
 
 def install(auto: Auto) -> None:
@@ -34,7 +35,10 @@ class OptimizerWatch:
     def before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """torch's hook before a step."""
         loop = self._auto.loop
-        if torch.compiler.is_compiling() or not loop.listens:
+        if torch.compiler.is_compiling():
+            return
+        if not loop.listens:
+            self._note_engine(optimizer)
             return
         try:
             closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
@@ -50,14 +54,33 @@ class OptimizerWatch:
         if torch.compiler.is_compiling() or not loop.listens:
             return
         try:
-            count = updates.count(optimizer) if loop.wants_count and not loop.in_backward else None
-            if optimizer not in self._known:
-                self._known.add(optimizer)
-                loop.trained = updates.parameters(self._known)
-            loop.end_optimizer(id(optimizer), count)
+            loop.end_optimizer(id(optimizer), self._look(optimizer))
         except Exception:  # noqa: BLE001 - as above
             self._auto.handle.fault()
         self._auto.handle.raise_of_hold()
+
+    def _note_engine(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note a step inside the main thread's backward pass. On a GPU it runs on a thread of the engine."""
+        loop = self._auto.loop
+        try:
+            inside = loop.in_backward and torch._C._current_graph_task_id() >= 0
+            if inside and not self._auto.handle.on_main_thread:
+                loop.step_in_backward()
+                self._look(optimizer)
+        except Exception:  # noqa: BLE001 - as above
+            self._auto.handle.fault()
+
+    def _look(self, optimizer: torch.optim.Optimizer) -> Number | None:
+        """Return its count where that is wanted. Note what it trains. A step is one whatever fails here."""
+        loop = self._auto.loop
+        try:
+            if optimizer not in self._known:
+                self._known.add(optimizer)
+                loop.trained = updates.parameters(self._known)
+            return updates.count(optimizer) if loop.wants_count and not loop.in_backward else None
+        except Exception:  # noqa: BLE001 - an optimizer of the script's own may keep anything as its state
+            self._auto.handle.fault()
+            return None
 
 
 def watched_step(original: Callable[..., Any], auto: Auto) -> Callable[..., Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -23,7 +23,7 @@ def count(optimizer: torch.optim.Optimizer) -> Number | None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state = optimizer.state.get(parameter)
-            if state and "step" in state:
+            if isinstance(state, Mapping) and "step" in state:
                 return _number(state["step"])
             asked += 1
             if asked >= SEARCH:

@@ -21,6 +21,7 @@ def auto(monkeypatch, watched: Watched) -> Iterator[Auto]:
     for owner, name in (
         (torch.autograd, "backward"),
         (scaler, "scale"),
+        (scaler, "__init__"),
         (scaler, "step"),
         (nn.Module, "train"),
         (dataloader._BaseDataLoaderIter, "__next__"),

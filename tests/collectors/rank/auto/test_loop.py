@@ -188,6 +188,38 @@ def test_optimizers_inside_the_backward_pass_make_one_step(watched, auto, model)
     assert [step for step, _, _ in steps(watched, auto)] == [0, 1, 2]
 
 
+def step_on_other_threads(model):
+    """Step each parameter's own optimizer inside the backward pass, on another thread than the main one.
+
+    So does the engine with the hooks of CUDA tensors. There is no CUDA here, so the thread is a fake.
+    """
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+
+    def step(parameter):
+        thread = threading.Thread(target=optimizers[parameter].step)
+        thread.start()
+        thread.join()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    for _ in range(3):
+        loss_of(model, TOKENS).backward()
+        model.zero_grad()
+
+
+def test_optimizers_that_step_on_threads_of_the_engine_make_one_step(watched, auto, model, monkeypatch):
+    monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: 0)
+    step_on_other_threads(model)
+    assert [step for step, _, _ in steps(watched, auto)] == [0, 1, 2]
+    assert len(auto.loop.trained) == len(list(model.parameters()))
+    assert watched.errors == 0
+
+
+def test_a_step_of_a_thread_beside_a_backward_pass_is_no_part_of_it(watched, auto, model):
+    step_on_other_threads(model)
+    assert steps(watched, auto) == []
+
+
 def test_the_scale_is_undone_and_a_step_that_the_scaler_leaves_out_is_a_step(watched, auto, model, optimizer):
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     printed = []
@@ -204,19 +236,70 @@ def test_the_scale_is_undone_and_a_step_that_the_scaler_leaves_out_is_a_step(wat
     assert [(step, loss) for step, _, loss in rows] == list(enumerate(printed))
 
 
+class OwnScaler(torch.amp.GradScaler):
+    """Scales by itself, as FSDP's sharded one does."""
+
+    def __init__(self, factor):
+        super().__init__("cpu", enabled=False)
+        self.factor = factor
+
+    def scale(self, outputs):
+        return outputs * self.factor
+
+
+def test_the_scale_of_a_scaler_with_its_own_is_undone(watched, auto, model, optimizer):
+    printed = []
+    scalers = [OwnScaler(65536.0), OwnScaler(2.0)]
+    for scaler in scalers:
+        loss = loss_of(model, TOKENS)
+        scaler.scale(loss).backward()
+        optimizer.step()
+        printed.append(round(loss.item(), 6))
+    assert [loss for _, _, loss in steps(watched, auto)] == printed
+
+
+def test_the_sharded_scaler_of_fsdp_is_watched(auto):
+    sharded = pytest.importorskip("torch.distributed.fsdp.sharded_grad_scaler").ShardedGradScaler
+    before = sharded.scale
+    try:
+        sharded("cpu", enabled=False, process_group=None)
+        assert sharded.scale is not before
+    finally:
+        sharded.scale = before
+
+
 def test_a_closure_runs_forward_and_backward_inside_the_step(watched, auto, model):
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    evaluated = []
 
     def closure():
         optimizer.zero_grad()
         loss = loss_of(model, TOKENS)
         loss.backward()
+        evaluated.append(loss.item())
         return loss
 
-    for _ in range(2):
-        optimizer.step(closure)
-    assert [step for step, _, _ in steps(watched, auto)] == [0, 1]
+    returned = [round(optimizer.step(closure).item(), 6) for _ in range(2)]
+    assert len(evaluated) > 2
+    assert [(step, loss) for step, _, loss in steps(watched, auto)] == list(enumerate(returned))
     assert watched.errors == 0
+
+
+def test_losses_before_a_step_with_a_closure_belong_to_it(watched, auto, model, optimizer):
+    """Lightning accumulates so: only the last batch of a step is inside it."""
+    wanted = []
+    for _ in range(2):
+        first = loss_of(model, TOKENS)
+        first.backward()
+
+        def closure():
+            last = loss_of(model, TOKENS)
+            last.backward()
+            return last
+
+        wanted.append(first.item() + optimizer.step(closure).item())
+        optimizer.zero_grad()
+    assert [loss for _, _, loss in steps(watched, auto)] == pytest.approx(wanted, abs=1e-5)
 
 
 def test_steps_go_on_from_what_the_optimizer_has_counted(watched, auto, model, optimizer):
@@ -232,6 +315,63 @@ def test_steps_go_on_from_what_the_optimizer_has_counted(watched, auto, model, o
     for _ in range(3):
         optimizer.step()
     assert [step for step, _, _ in steps(watched, auto)] == [41, 42, 43]
+
+
+class Late:
+    """A count on its way from a device."""
+
+    def __init__(self, value):
+        self.asked, self._value = 0, value
+
+    def ready(self):
+        self.asked += 1
+        return self.asked > 1
+
+    def value(self):
+        return self._value
+
+
+def test_a_count_that_arrives_after_the_first_step_numbers_that_step_too(
+    watched, auto, model, optimizer, monkeypatch
+):
+    """So all ranks begin at the same number, whichever of them asked too early."""
+    late = Late(5001.0)
+    monkeypatch.setattr("pulsetrain.collectors.rank.auto.updates.count", lambda optimizer: late)
+    for _ in range(3):
+        loss_of(model, TOKENS).backward()
+        optimizer.step()
+    assert [step for step, *_ in steps(watched, auto)] == [5000, 5001, 5002]
+
+
+class OwnState(torch.optim.SGD):
+    """Keeps a tensor where torch's own optimizers keep a dictionary."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter] = torch.zeros_like(parameter)
+
+
+def test_an_optimizer_may_keep_a_tensor_as_its_state(watched, auto, model):
+    optimizer = OwnState(model.parameters(), lr=0.1)
+    for _ in range(3):
+        loss_of(model, TOKENS).backward()
+        optimizer.step()
+    assert [step for step, *_ in steps(watched, auto)] == [0, 1, 2]
+    assert watched.errors == 0
+
+
+def test_steps_are_recorded_where_the_optimizer_cannot_be_asked(watched, auto, model, optimizer, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("only dense CPU tensors can be pinned")
+
+    monkeypatch.setattr("pulsetrain.collectors.rank.auto.updates.count", fails)
+    for _ in range(3):
+        loss_of(model, TOKENS).backward()
+        optimizer.step()
+    assert [step for step, *_ in steps(watched, auto)] == [0, 1, 2]
+    assert watched.errors > 0
 
 
 def test_the_scripts_own_steps_and_losses_win(watched, auto, model, optimizer):
