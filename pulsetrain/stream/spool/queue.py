@@ -147,12 +147,20 @@ class Spool:
 
     def pending(self, *, max_bytes: int = 8 << 20) -> list[Entry]:
         """The oldest entries that are not acknowledged, in order: about `max_bytes` of them, at least one
-        where there is one. Asking again without `ack` gives the same entries."""
+        where there is one. Asking again without `ack` gives the same entries.
+
+        Raises `OSError` where the oldest entry cannot be read now. It stays, and may be read later.
+        """
         with self._changed:
             entries: list[Entry] = []
             total = 0
             for where in list(itertools.islice(self._index, _MAX_ENTRIES)):
-                entry = self._read(where)
+                try:
+                    entry = self._read(where)
+                except OSError:
+                    if entries:
+                        break
+                    raise
                 if entry is not None:
                     entries.append(entry)
                     total += len(entry.data)
@@ -250,7 +258,7 @@ class Spool:
         return False
 
     def _read(self, where: EntryPosition) -> Entry | None:
-        """The entry there. None, counted and forgotten, where it can no longer be read."""
+        """The entry there. None, counted and forgotten, where it is damaged. Raises `OSError`."""
         data = self._files.read(where)
         rows = where.position.rows
         if data is None:

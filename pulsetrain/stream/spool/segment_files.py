@@ -80,12 +80,15 @@ class SegmentFiles:
         return EntryPosition(self._number, position)
 
     def read(self, entry: EntryPosition) -> bytes | None:
-        """The payload of an entry. None where it can no longer be read."""
+        """The payload of an entry. None where it is damaged or its segment is missing.
+
+        Raises `OSError` where the disk does not answer now. The entry may be read later.
+        """
         try:
             with self.path(entry.segment).open("rb") as file:
                 file.seek(entry.position.offset - segment.PREFIX)
                 return segment.payload(file.read(segment.PREFIX + entry.position.length))
-        except OSError:
+        except FileNotFoundError:
             return None
 
     def delete_before(self, oldest: int | None) -> None:

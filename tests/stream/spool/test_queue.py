@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -110,6 +111,38 @@ def test_the_kernels_own_enospc_is_counted_and_survived(tmp_path):
     Path(tmp_path / f"{1:012d}.seg").unlink()
     assert spool.append(columns("metrics", 6))
     assert spool.dropped_rows == 6
+
+
+def test_a_passing_read_error_costs_no_rows(tmp_path, monkeypatch):
+    spool = Spool(tmp_path, config=SpoolConfig(segment_bytes=1))
+    for rows in (3, 1, 2):
+        spool.append(columns("metrics", rows))
+    whole, real = spool.pending(), Path.open
+
+    def too_many_files(path, *given):
+        if path.stem >= f"{first_unreadable:012d}":
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(path, *given)
+
+    monkeypatch.setattr(Path, "open", too_many_files)
+    first_unreadable = whole[1].segment
+    assert spool.pending() == whole[:1]
+    first_unreadable = whole[0].segment
+    with pytest.raises(OSError, match="Too many open files"):
+        spool.pending()
+    monkeypatch.undo()
+    assert spool.pending() == whole
+    assert not spool.dropped
+
+
+def test_a_segment_that_is_gone_is_counted_and_blocks_nothing(tmp_path):
+    spool = Spool(tmp_path, config=SpoolConfig(segment_bytes=1))
+    for rows in (3, 1):
+        spool.append(columns("metrics", rows))
+    first, second = spool.pending()
+    (tmp_path / f"{first.segment:012d}.seg").unlink()
+    assert spool.pending() == [second]
+    assert spool.dropped == {"corrupt": 3}
 
 
 def test_a_batch_that_is_not_the_records_is_dropped_and_counted(tmp_path):

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import errno
 import os
+import re
+from pathlib import Path
 
 import pytest
 
@@ -101,6 +104,22 @@ def test_a_damaged_or_missing_entry_is_none(tmp_path):
     assert made.read(entry) is None
     path.unlink()
     assert made.read(entry) is None
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.ESTALE])
+def test_a_read_that_fails_for_now_is_an_error_and_may_be_tried_again(tmp_path, monkeypatch, number):
+    made = files(tmp_path)
+    entry = made.append(b"payload", rows=1)
+
+    def fails(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "open", fails)
+    with pytest.raises(OSError, match=re.escape(os.strerror(number))):
+        made.read(entry)
+    monkeypatch.undo()
+    assert made.read(entry) == b"payload"
+    made.close()
 
 
 def test_only_what_is_new_needs_a_sync(tmp_path):
