@@ -42,14 +42,15 @@ class SegmentFiles:
         """New segments are numbered after `first` and after those that `scan` finds."""
         self._folder, self._segment_bytes = folder, segment_bytes
         self._sizes: dict[int, int] = {}
+        self._size_bytes = 0
         self._number = first
         self._file: int | None = None
         self._unsynced = False
 
     @property
     def size_bytes(self) -> int:
-        """Size of all segments."""
-        return sum(self._sizes.values())
+        """Size of all segments. Any thread may ask."""
+        return self._size_bytes
 
     def scan(self, delivered: Acknowledged) -> Iterator[tuple[int, Scan]]:
         """What is not delivered of the segments of an earlier process, oldest first. Raises `OSError`."""
@@ -57,7 +58,7 @@ class SegmentFiles:
             number = int(path.stem)
             self._number = max(self._number, number)
             data = path.read_bytes()
-            self._sizes[number] = len(data)
+            self._grow(number, len(data))
             if number >= delivered[0]:
                 yield number, segment.scan(data, delivered[1] if number == delivered[0] else 0)
 
@@ -74,7 +75,7 @@ class SegmentFiles:
         except OSError:
             self._undo(size)
             raise
-        self._sizes[self._number] = size + len(entry)
+        self._grow(self._number, len(entry))
         self._unsynced = True
         position = SegmentPosition(size + segment.PREFIX, len(data), rows)
         return EntryPosition(self._number, position)
@@ -100,7 +101,7 @@ class SegmentFiles:
             except OSError as error:
                 _log.warning("spool_segment_stays", path=str(self.path(number)), error=str(error))
                 continue
-            del self._sizes[number]
+            self._size_bytes -= self._sizes.pop(number)
 
     def take_unsynced(self) -> int | None:
         """A descriptor of the newest segment for the caller to sync and close. None where nothing is new."""
@@ -125,7 +126,11 @@ class SegmentFiles:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_EXCL | os.O_CLOEXEC
         self._file = os.open(self.path(self._number + 1), flags, 0o600)
         self._number += 1
-        self._sizes[self._number] = 0
+        self._grow(self._number, 0)
+
+    def _grow(self, number: int, by_bytes: int) -> None:
+        self._sizes[number] = self._sizes.get(number, 0) + by_bytes
+        self._size_bytes += by_bytes
 
     def _undo(self, size: int) -> None:
         """Cut a half-written entry off. Where even that fails, start another segment behind it."""

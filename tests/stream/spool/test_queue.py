@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,62 @@ def test_a_batch_that_is_not_the_records_is_dropped_and_counted(tmp_path):
     logs = columns("logs", 3)
     assert not spool.append(Columns("metrics", logs.num_rows, logs.columns))
     assert spool.dropped == {"schema": 3}
+
+
+class HungDisk:
+    """A call that does not return until it is told to."""
+
+    def __init__(self, real):
+        self.real, self.entered, self.answers = real, threading.Event(), threading.Event()
+
+    def __call__(self, *given):
+        self.entered.set()
+        assert self.answers.wait(10)
+        return self.real(*given)
+
+
+@pytest.mark.parametrize(
+    ("where", "call", "work"),
+    [
+        (os, "write", lambda spool, last: spool.append(columns("metrics", 5))),
+        (Path, "open", lambda spool, last: spool.pending()),
+        (Path, "unlink", lambda spool, last: spool.ack(last)),
+    ],
+    ids=["append", "pending", "ack"],
+)
+def test_a_disk_that_hangs_keeps_nobody_from_asking_what_is_spooled_and_lost(
+    tmp_path, monkeypatch, where, call, work
+):
+    spool = Spool(tmp_path, config=SpoolConfig(max_bytes=8000, segment_bytes=1))
+    spool.append(columns("metrics", 5))
+    spool.append(columns("metrics", 5))
+    logs = columns("logs", 3)
+    spool.append(Columns("metrics", logs.num_rows, logs.columns))
+    last = spool.pending()[-1]
+    size_bytes = spool.size_bytes
+    disk = HungDisk(getattr(where, call))
+    monkeypatch.setattr(where, call, lambda *given, **_: disk(*given))
+    worker = threading.Thread(target=work, args=(spool, last), daemon=True)
+    worker.start()
+    assert disk.entered.wait(10)
+    answers = []
+    asking = threading.Thread(
+        target=lambda: answers.extend((spool.dropped, spool.dropped_rows, spool.size_bytes)), daemon=True
+    )
+    asking.start()
+    asking.join(1)
+    in_time = list(answers)
+    disk.answers.set()
+    worker.join(10)
+    assert in_time == [{"schema": 3}, 3, size_bytes]
+
+
+def test_what_was_lost_when_it_was_asked_stays_as_it_was(tmp_path):
+    spool = Spool(tmp_path)
+    before = spool.dropped
+    logs = columns("logs", 3)
+    spool.append(Columns("metrics", logs.num_rows, logs.columns))
+    assert (before, spool.dropped) == ({}, {"schema": 3})
 
 
 def test_a_rejected_entry_is_kept_aside_and_counted(tmp_path):
