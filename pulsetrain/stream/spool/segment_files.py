@@ -124,8 +124,13 @@ class SegmentFiles:
     def _open_next(self) -> None:
         self.close()
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_EXCL | os.O_CLOEXEC
-        self._file = os.open(self.path(self._number + 1), flags, 0o600)
-        self._number += 1
+        number = self._number + 1
+        while self._file is None:
+            try:
+                self._file = os.open(self.path(number), flags, 0o600)
+            except FileExistsError:  # of someone else: it stays as it is
+                number += 1
+        self._number = number
         self._grow(self._number, 0)
 
     def _grow(self, number: int, by_bytes: int) -> None:

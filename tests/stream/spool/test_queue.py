@@ -103,15 +103,16 @@ def test_a_full_disk_is_counted_and_leaves_no_half_entry(tmp_path, monkeypatch):
     assert not again.dropped
 
 
-@pytest.mark.integration
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
-def test_the_kernels_own_enospc_is_counted_and_survived(tmp_path):
+def test_the_kernels_own_enospc_is_counted_and_survived(tmp_path, monkeypatch):
     spool = Spool(tmp_path)
-    Path(tmp_path / f"{1:012d}.seg").symlink_to("/dev/full")
-    assert not spool.append(columns("metrics", 6))
-    Path(tmp_path / f"{1:012d}.seg").unlink()
+    real = os.write
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        monkeypatch.setattr("os.write", lambda _, data: real(full.fileno(), data))
+        assert not spool.append(columns("metrics", 6))
+    monkeypatch.undo()
     assert spool.append(columns("metrics", 6))
-    assert spool.dropped_rows == 6
+    assert spool.dropped == {"disk_full": 6}
 
 
 def test_a_passing_read_error_costs_no_rows(tmp_path, monkeypatch):

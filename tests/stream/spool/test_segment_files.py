@@ -106,6 +106,17 @@ def test_a_damaged_or_missing_entry_is_none(tmp_path):
     assert made.read(entry) is None
 
 
+def test_a_segment_of_someone_else_is_left_alone_and_the_next_number_is_taken(tmp_path):
+    made = files(tmp_path, segment_bytes=1)
+    made.append(b"mine", rows=1)
+    for number in (2, 3):
+        made.path(number).write_bytes(b"theirs")
+    entry = made.append(b"mine too", rows=1)
+    assert (entry.segment, made.read(entry)) == (4, b"mine too")
+    assert [made.path(number).read_bytes() for number in (2, 3)] == [b"theirs"] * 2
+    made.close()
+
+
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.ESTALE])
 def test_a_read_that_fails_for_now_is_an_error_and_may_be_tried_again(tmp_path, monkeypatch, number):
     made = files(tmp_path)
