@@ -3,8 +3,9 @@
 A spool is a folder of segments (`spool.segment_files`). A process that dies at any byte loses at most the
 entry that it was writing. Reopening skips what is torn or corrupt, counts it, and goes on behind it.
 
-Durability: a write reaches the kernel at once, so a killed agent loses nothing. `sync` brings it to the disk.
-The shipper calls it about every second, so a power cut costs about a second. No fsync runs in `append`.
+Durability: a write reaches the kernel at once, so a killed agent loses nothing. `sync` brings all that was
+written to the disk. The shipper calls it about once a second, but not while it waits for the hub. So a power
+cut usually costs about a second (see docs/stream.md). No fsync runs in `append`.
 
 Row numbers count per record, and only rows that were written. The source is new at every opening. Two
 different rows therefore never have the same (source, record, number), whatever was lost.
@@ -12,10 +13,8 @@ different rows therefore never have the same (source, record, number), whatever 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
-import os
 import threading
 import uuid
 from collections import Counter, deque
@@ -33,7 +32,7 @@ from pulsetrain.records.columns import Columns
 from pulsetrain.stream.spool import segment
 from pulsetrain.stream.spool.acknowledged import read_acknowledged, save_acknowledged
 from pulsetrain.stream.spool.segment import Scan
-from pulsetrain.stream.spool.segment_files import EntryPosition, SegmentFiles
+from pulsetrain.stream.spool.segment_files import EntryPosition, SegmentFiles, sync_to_disk
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 _MAX_REJECTED = 100
@@ -220,16 +219,17 @@ class Spool:
         return len(self._index)
 
     def sync(self) -> None:
-        """Bring what was appended to the disk."""
+        """Bring what was appended to the disk. What does not succeed is tried again by the next call."""
         with self._disk:
-            file = self._files.take_unsynced()
-        if file is None:
-            return
-        try:
-            with contextlib.suppress(OSError):  # the append that follows meets the same disk and counts
-                os.fdatasync(file)
-        finally:
-            os.close(file)
+            paths = self._files.take_unsynced()
+        failed = []
+        for path in paths:
+            try:
+                sync_to_disk(path)
+            except OSError:  # the append that follows meets the same disk and counts
+                failed.append(path)
+        with self._disk:
+            self._files.still_unsynced(failed)
 
     def close(self) -> None:
         """Bring everything to the disk and give the folder up. Idempotent."""

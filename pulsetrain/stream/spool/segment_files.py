@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,9 +43,9 @@ class SegmentFiles:
         self._folder, self._segment_bytes = folder, segment_bytes
         self._sizes: dict[int, int] = {}
         self._size_bytes = 0
-        self._number = first
+        self._number, self._path = first, self.path(first)
         self._file: int | None = None
-        self._unsynced = False
+        self._unsynced: set[Path] = set()
 
     @property
     def size_bytes(self) -> int:
@@ -76,7 +76,7 @@ class SegmentFiles:
             self._undo(size)
             raise
         self._grow(self._number, len(entry))
-        self._unsynced = True
+        self._unsynced.add(self._path)
         position = SegmentPosition(size + segment.PREFIX, len(data), rows)
         return EntryPosition(self._number, position)
 
@@ -98,17 +98,21 @@ class SegmentFiles:
         for number in [number for number in self._sizes if number < end]:
             try:
                 self.path(number).unlink(missing_ok=True)
+                self._unsynced.discard(self.path(number))
             except OSError as error:
                 _log.warning("spool_segment_stays", path=str(self.path(number)), error=str(error))
                 continue
             self._size_bytes -= self._sizes.pop(number)
 
-    def take_unsynced(self) -> int | None:
-        """A descriptor of the newest segment for the caller to sync and close. None where nothing is new."""
-        if self._file is None or not self._unsynced:
-            return None
-        self._unsynced = False
-        return os.dup(self._file)
+    def take_unsynced(self) -> set[Path]:
+        """The segments of which the disk may lack bytes, and the folder if it has new ones. The caller syncs
+        them."""
+        paths, self._unsynced = self._unsynced, set()
+        return paths
+
+    def still_unsynced(self, paths: Iterable[Path]) -> None:
+        """Take back what could not be synced."""
+        self._unsynced.update(paths)
 
     def close(self) -> None:
         """Close the newest segment. Idempotent."""
@@ -130,7 +134,8 @@ class SegmentFiles:
                 self._file = os.open(self.path(number), flags, 0o600)
             except FileExistsError:  # of someone else: it stays as it is
                 number += 1
-        self._number = number
+        self._number, self._path = number, self.path(number)
+        self._unsynced.add(self._folder)
         self._grow(self._number, 0)
 
     def _grow(self, number: int, by_bytes: int) -> None:
@@ -144,3 +149,15 @@ class SegmentFiles:
             os.ftruncate(self._file, size)
         except OSError:
             self.close()
+
+
+def sync_to_disk(path: Path) -> None:
+    """Bring a segment or a folder to the disk. One that is gone needs nothing. Raises `OSError`."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

@@ -115,6 +115,49 @@ def test_the_kernels_own_enospc_is_counted_and_survived(tmp_path, monkeypatch):
     assert spool.dropped == {"disk_full": 6}
 
 
+@pytest.fixture
+def synced(monkeypatch):
+    """The numbers of the files and folders that were brought to the disk."""
+    numbers = []
+    monkeypatch.setattr(os, "fsync", lambda file: numbers.append(os.fstat(file).st_ino))
+    return numbers
+
+
+def test_a_sync_brings_full_segments_and_the_folder_to_the_disk_too(tmp_path, synced):
+    spool = Spool(tmp_path, config=SpoolConfig(segment_bytes=1))
+    for rows in (3, 1, 2):
+        spool.append(columns("metrics", rows))
+    assert synced == []
+    spool.sync()
+    assert sorted(synced) == sorted(path.stat().st_ino for path in (tmp_path, *tmp_path.glob("*.seg")))
+    spool.sync()
+    assert len(synced) == 4
+
+
+def test_what_could_not_be_synced_is_synced_the_next_time(tmp_path, synced, monkeypatch):
+    spool = Spool(tmp_path)
+    spool.append(columns("metrics", 3))
+
+    def too_many_files(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "open", too_many_files)
+        spool.sync()
+    assert synced == []
+    spool.sync()
+    assert len(synced) == 2
+
+
+def test_what_is_delivered_before_a_sync_needs_none(tmp_path, synced):
+    spool = Spool(tmp_path, config=SpoolConfig(segment_bytes=1))
+    spool.append(columns("metrics", 3))
+    spool.append(columns("metrics", 3))
+    spool.ack(spool.pending()[0])
+    spool.sync()
+    assert sorted(synced) == sorted(path.stat().st_ino for path in (tmp_path, *tmp_path.glob("*.seg")))
+
+
 def test_a_passing_read_error_costs_no_rows(tmp_path, monkeypatch):
     spool = Spool(tmp_path, config=SpoolConfig(segment_bytes=1))
     for rows in (3, 1, 2):

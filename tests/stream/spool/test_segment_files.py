@@ -135,12 +135,18 @@ def test_a_read_that_fails_for_now_is_an_error_and_may_be_tried_again(tmp_path, 
 
 def test_only_what_is_new_needs_a_sync(tmp_path):
     made = files(tmp_path)
-    assert made.take_unsynced() is None
-    made.append(b"x", rows=1)
-    descriptor = made.take_unsynced()
-    os.fdatasync(descriptor)
-    os.close(descriptor)
-    assert made.take_unsynced() is None
+    assert made.take_unsynced() == set()
+    first = made.append(b"x", rows=1)
+    assert made.take_unsynced() == {tmp_path, made.path(first.segment)}
+    assert made.take_unsynced() == set()
     made.append(b"y", rows=1)
-    os.close(made.take_unsynced())
+    assert made.take_unsynced() == {made.path(first.segment)}
+    made.close()
+
+
+def test_full_segments_need_a_sync_too_and_deleted_ones_do_not(tmp_path):
+    made = files(tmp_path, segment_bytes=1)
+    paths = [made.path(made.append(b"x", rows=1).segment) for _ in range(3)]
+    made.delete_before(2)
+    assert made.take_unsynced() == {tmp_path, *paths[1:]}
     made.close()
