@@ -2,7 +2,9 @@
 
 import atexit
 import gc
-from collections.abc import Generator
+import os
+import resource
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -32,3 +34,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests start first, so that no worker is left with a long one at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.fixture
+def only_high_descriptors() -> Iterator[None]:
+    """Every file that the test opens has a descriptor of 1024 or more, as in the agent of a large node."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2048)), hard))
+    held = [os.open(os.devnull, os.O_RDONLY)]
+    while held[-1] < 1023:
+        held.append(os.dup(held[0]))
+    yield
+    for file in held:
+        os.close(file)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -22,7 +23,8 @@ class FolderLock:
     def take(cls, folder: Path, what: str) -> FolderLock:
         """Create `folder` where it is missing and hold it. `what` says what it is for, as in "spool".
 
-        Raises `UsageError` naming the folder where it cannot be made or written, or another process holds it.
+        Raises `UsageError` naming the folder where it cannot be made, written or locked, or another process
+        holds it.
         """
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -31,14 +33,18 @@ class FolderLock:
             raise UsageError(f"{what} folder {folder}: {error.strerror}") from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = _holder(file)
+            os.close(file)
+            if isinstance(error, BlockingIOError):
+                raise UsageError(f"{what} folder {folder} is in use by process {holder}") from error
+            raise UsageError(
+                f"{what} folder {folder} cannot be locked: {error.strerror}. "
+                "Its file system must support flock, as local disks do"
+            ) from error
+        with contextlib.suppress(OSError):  # on a full disk the file does not name its holder
             os.ftruncate(file, 0)
             os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
-        except BlockingIOError as error:
-            holder = os.pread(file, 32, 0).decode(errors="replace").strip() or "unknown"
-            os.close(file)
-            raise UsageError(f"{what} folder {folder} is in use by process {holder}") from error
-        except OSError:
-            pass  # on a full disk the file does not name its holder, but the lock is held
         return cls(folder, file)
 
     def release(self) -> None:
@@ -46,3 +52,10 @@ class FolderLock:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def _holder(file: int) -> str:
+    try:
+        return os.pread(file, 32, 0).decode(errors="replace").strip() or "unknown"
+    except OSError:
+        return "unknown"

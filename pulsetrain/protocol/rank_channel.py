@@ -7,12 +7,12 @@ resume, with the new environment, and the rank says that it does.
 
 from __future__ import annotations
 
-import select
 import socket
 import stat
 from collections.abc import Mapping, Sequence
 from os import fstat
 
+from pulsetrain.core.readable import readable
 from pulsetrain.protocol import packets
 
 VARIABLE = "PULSETRAIN_RESTART_FD"
@@ -60,7 +60,7 @@ class RankChannel:
 
     def receive(self, timeout_s: float | None = None) -> tuple[dict[str, object], list[int]] | None:
         """The next packet and its open files. None where none comes in time, or the other end is gone."""
-        if timeout_s is not None and not select.select([self._end], [], [], max(0.0, timeout_s))[0]:
+        if timeout_s is not None and not readable([self._end.fileno()], timeout_s):
             return None
         return packets.receive(self._end, flags=socket.MSG_CMSG_CLOEXEC)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 
 import pytest
@@ -50,3 +52,20 @@ def test_a_full_disk_does_not_keep_the_lock_from_being_taken(tmp_path, monkeypat
     with pytest.raises(UsageError, match="in use"):
         FolderLock.take(tmp_path, "spool")
     lock.release()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
+def test_a_file_system_without_locks_is_refused_because_nobody_could_be_kept_out(
+    tmp_path, monkeypatch, number
+):
+    files = []
+
+    def no_locks(file, _):
+        files.append(file)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.raises(UsageError, match=rf"store folder {tmp_path} cannot be locked: {os.strerror(number)}"):
+        FolderLock.take(tmp_path, "store")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(files[0])

@@ -7,7 +7,6 @@ attempts.
 
 from __future__ import annotations
 
-import select
 import signal
 import threading
 import time
@@ -15,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from pulsetrain.core.readable import readable
 from pulsetrain.protocol import rank_channel
 
 LOOK_S = 0.05
@@ -118,7 +118,7 @@ def _answers(
         if left_s <= 0:
             break
         waiting = {seat.channel.fileno(): rank for rank, seat in seats.items() if rank not in answers}
-        for fd in select.select(list(waiting), [], [], min(left_s, LOOK_S))[0]:
+        for fd in readable(waiting, min(left_s, LOOK_S)):
             rank = waiting[fd]
             packet = seats[rank].channel.receive(0.0)
             of_attempt = packet is not None and packet[0].get("attempt", "") == attempt

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import json
 import os
-import select
+import resource
 import signal
 import socket
 import subprocess
@@ -31,6 +31,8 @@ from pulsetrain.agent.processes.zygote_protocol import (
 )
 from pulsetrain.core.errors import PulsetrainError, Unavailable, UsageError
 from pulsetrain.core.json import JsonObject
+from pulsetrain.core.open_files import give_open_files
+from pulsetrain.core.readable import readable
 from pulsetrain.core.supervisor import FailureCollector, LoopStatus, LoopThread
 from pulsetrain.protocol import packets
 
@@ -264,7 +266,7 @@ class Zygote:
 
     def _read(self) -> float:
         """Handle the next event, or wait `READ_TIMEOUT_S` for one."""
-        if not select.select([self._channel.socket], [], [], READ_TIMEOUT_S)[0]:
+        if not readable([self._channel.socket.fileno()], READ_TIMEOUT_S):
             return 0.0
         packet = self._channel.receive()
         if packet is not None:
@@ -298,8 +300,9 @@ class ZygoteHolder:
     """Holds the node's zygote, and replaces one that died. Use it on one thread, the main one."""
 
     def __init__(self, start: Callable[[], Zygote]) -> None:
-        """Starts the first zygote with `start`."""
+        """Starts the first zygote with `start`. Later ones may open as many files as this process may now."""
         self._start = start
+        self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.current = start()
 
     def replace_dead(self) -> bool:
@@ -309,6 +312,7 @@ class ZygoteHolder:
         log.error("zygote_died", pid=self.current.pid)
         self.current.close()
         self.current = self._start()
+        give_open_files(self.current.pid, self._open_files)
         return True
 
     def close(self) -> None:
@@ -326,7 +330,7 @@ def _read_all(fd: int, timeout_s: float) -> bytes:
     deadline_s = time.monotonic() + timeout_s
     while True:
         left_s = deadline_s - time.monotonic()
-        if left_s <= 0 or not select.select([fd], [], [], left_s)[0]:
+        if left_s <= 0 or not readable([fd], left_s):
             raise Unavailable(f"no result in {timeout_s:g} s")
         if not (chunk := os.read(fd, 65536)):
             return bytes(chunks)

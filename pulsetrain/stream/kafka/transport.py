@@ -11,7 +11,7 @@ from kafka import KafkaProducer, errors
 from pulsetrain.core.errors import CorruptData, PulsetrainError, SchemaMismatch
 from pulsetrain.records.batch import as_arrow_ipc, identify
 from pulsetrain.records.encoding import Identity
-from pulsetrain.records.schema import RECORDS, SCHEMA_VERSION
+from pulsetrain.records.schema import RECORDS
 from pulsetrain.stream.kafka.client import KafkaConfig, client_options, one_line, one_line_errors
 from pulsetrain.stream.spool.queue import Entry
 from pulsetrain.stream.spool.transport import Rejection
@@ -91,7 +91,7 @@ class KafkaTransport:
             identity = identify(data)
         except (CorruptData, SchemaMismatch) as error:
             return str(error)
-        if identity.record not in RECORDS or identity.version > SCHEMA_VERSION:
+        if identity.record not in RECORDS:
             return f"unknown record {identity.record!r} of schema version {identity.version}"
         try:
             delivery: Delivery = producer.send(

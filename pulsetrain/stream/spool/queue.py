@@ -3,8 +3,9 @@
 A spool is a folder of segments (`spool.segment_files`). A process that dies at any byte loses at most the
 entry that it was writing. Reopening skips what is torn or corrupt, counts it, and goes on behind it.
 
-Durability: a write reaches the kernel at once, so a killed agent loses nothing. `sync` brings it to the disk.
-The shipper calls it about every second, so a power cut costs about a second. No fsync runs in `append`.
+Durability: a write reaches the kernel at once, so a killed agent loses nothing. `sync` brings all that was
+written to the disk. The shipper calls it about once a second, but not while it waits for the hub. So a power
+cut usually costs about a second (see docs/stream.md). No fsync runs in `append`.
 
 Row numbers count per record, and only rows that were written. The source is new at every opening. Two
 different rows therefore never have the same (source, record, number), whatever was lost.
@@ -12,10 +13,8 @@ different rows therefore never have the same (source, record, number), whatever 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
-import os
 import threading
 import uuid
 from collections import Counter, deque
@@ -33,7 +32,7 @@ from pulsetrain.records.columns import Columns
 from pulsetrain.stream.spool import segment
 from pulsetrain.stream.spool.acknowledged import read_acknowledged, save_acknowledged
 from pulsetrain.stream.spool.segment import Scan
-from pulsetrain.stream.spool.segment_files import EntryPosition, SegmentFiles
+from pulsetrain.stream.spool.segment_files import EntryPosition, SegmentFiles, sync_to_disk
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 _MAX_REJECTED = 100
@@ -78,6 +77,9 @@ class Encoder(Protocol):
 class Spool:
     """An on-disk queue of encoded batches. Safe to use from several threads.
 
+    `dropped`, `dropped_rows`, `size_bytes`, `backlog`, `wait` and `wake` return although the disk hangs. All
+    other methods wait for it.
+
     `encode` decides the form of the batches that are appended. A folder may hold batches of another form that
     an earlier version or another transport left there. They are delivered as they are.
 
@@ -97,9 +99,10 @@ class Spool:
         self._encode = encode
         self._folder = folder
         self._folder_lock = FolderLock.take(folder, "spool")
-        self._changed = threading.Condition()
+        self._disk = threading.RLock()
+        self._appended = threading.Condition()
         self._next_row: Counter[str] = Counter()
-        self._dropped: Counter[str] = Counter()
+        self._dropped: Mapping[str, int] = {}
         self._index: deque[EntryPosition] = deque()
         self._acknowledged = read_acknowledged(folder)
         self._files = SegmentFiles(folder, self._config.segment_bytes, self._acknowledged[0])
@@ -118,7 +121,7 @@ class Spool:
         record, rows = batch.record, batch.num_rows
         if rows == 0:
             return True
-        with self._changed:
+        with self._disk:
             try:
                 data = self._encode(batch, source=self.source, first_row=self._next_row[record])
             except PulsetrainError as error:
@@ -132,27 +135,35 @@ class Spool:
                 return self._drop(reason, rows, error)
             self._next_row[record] += rows
             self._files.delete_before(_oldest(self._index))
-            self._changed.notify_all()
-            return True
+        self.wake()
+        return True
 
     def wait(self, timeout_s: float) -> None:
         """Return at the next append, or after `timeout_s`."""
-        with self._changed:
-            self._changed.wait(timeout_s)
+        with self._appended:
+            self._appended.wait(timeout_s)
 
     def wake(self) -> None:
         """End every `wait`."""
-        with self._changed:
-            self._changed.notify_all()
+        with self._appended:
+            self._appended.notify_all()
 
     def pending(self, *, max_bytes: int = 8 << 20) -> list[Entry]:
         """The oldest entries that are not acknowledged, in order: about `max_bytes` of them, at least one
-        where there is one. Asking again without `ack` gives the same entries."""
-        with self._changed:
+        where there is one. Asking again without `ack` gives the same entries.
+
+        Raises `OSError` where the oldest entry cannot be read now. It stays, and may be read later.
+        """
+        with self._disk:
             entries: list[Entry] = []
             total = 0
             for where in list(itertools.islice(self._index, _MAX_ENTRIES)):
-                entry = self._read(where)
+                try:
+                    entry = self._read(where)
+                except OSError:
+                    if entries:
+                        break
+                    raise
                 if entry is not None:
                     entries.append(entry)
                     total += len(entry.data)
@@ -162,7 +173,7 @@ class Spool:
 
     def ack(self, entry: Entry) -> None:
         """`entry` and all before it are delivered. Segments with nothing left are deleted."""
-        with self._changed:
+        with self._disk:
             delivered = (entry.segment, entry.end)
             while self._index and self._index[0].end <= delivered:
                 self._index.popleft()
@@ -175,8 +186,8 @@ class Spool:
         """Set an entry that the other side will never take aside in ``rejected/`` (the last 100 are kept),
         and count its rows. The caller acknowledges it."""
         aside = self._folder / "rejected"
-        with self._changed:
-            self._dropped["rejected"] += entry.rows
+        with self._disk:
+            self._count(rejected=entry.rows)
         _log.warning("spool_rejected", rows=entry.rows, why=why, folder=str(aside))
         try:
             aside.mkdir(exist_ok=True)
@@ -190,8 +201,7 @@ class Spool:
     def dropped(self) -> Mapping[str, int]:
         """Rows lost since opening, by reason: spool_full, disk_full, disk_error, schema, corrupt, rejected;
         beside them `torn_segments` and `corrupt_regions`, damage whose rows nobody can know any more."""
-        with self._changed:
-            return dict(self._dropped)
+        return self._dropped
 
     @property
     def dropped_rows(self) -> int:
@@ -209,32 +219,31 @@ class Spool:
         return len(self._index)
 
     def sync(self) -> None:
-        """Bring what was appended to the disk."""
-        with self._changed:
-            file = self._files.take_unsynced()
-        if file is None:
-            return
-        try:
-            with contextlib.suppress(OSError):  # the append that follows meets the same disk and counts
-                os.fdatasync(file)
-        finally:
-            os.close(file)
+        """Bring what was appended to the disk. What does not succeed is tried again by the next call."""
+        with self._disk:
+            paths = self._files.take_unsynced()
+        failed = []
+        for path in paths:
+            try:
+                sync_to_disk(path)
+            except OSError:  # the append that follows meets the same disk and counts
+                failed.append(path)
+        with self._disk:
+            self._files.still_unsynced(failed)
 
     def close(self) -> None:
         """Bring everything to the disk and give the folder up. Idempotent."""
         self.sync()
-        with self._changed:
+        with self._disk:
             self._files.close()
             self._folder_lock.release()
 
-    # The methods that follow run under the lock.
+    # The methods that follow run under the lock `_disk`.
 
     def _count_damage(self, number: int, scan: Scan) -> None:
         if not (scan.torn or scan.lost_rows or scan.corrupt_regions):
             return
-        self._dropped["corrupt"] += scan.lost_rows
-        self._dropped["torn_segments"] += scan.torn
-        self._dropped["corrupt_regions"] += scan.corrupt_regions
+        self._count(corrupt=scan.lost_rows, torn_segments=scan.torn, corrupt_regions=scan.corrupt_regions)
         _log.warning(
             "spool_damaged",
             path=str(self._files.path(number)),
@@ -243,14 +252,19 @@ class Spool:
             regions=scan.corrupt_regions,
         )
 
+    def _count(self, **lost: int) -> None:
+        """Add to `dropped`. The mapping is replaced, so whoever reads it needs no lock."""
+        before = self._dropped
+        self._dropped = {**before, **{why: before.get(why, 0) + n for why, n in lost.items() if n}}
+
     def _drop(self, reason: str, rows: int, error: Exception | None = None) -> bool:
-        if not self._dropped[reason]:
+        if reason not in self._dropped:
             _log.warning("spool_dropping", folder=str(self._folder), reason=reason, error=str(error or ""))
-        self._dropped[reason] += rows
+        self._count(**{reason: rows})
         return False
 
     def _read(self, where: EntryPosition) -> Entry | None:
-        """The entry there. None, counted and forgotten, where it can no longer be read."""
+        """The entry there. None, counted and forgotten, where it is damaged. Raises `OSError`."""
         data = self._files.read(where)
         rows = where.position.rows
         if data is None:

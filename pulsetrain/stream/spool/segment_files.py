@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,14 +42,15 @@ class SegmentFiles:
         """New segments are numbered after `first` and after those that `scan` finds."""
         self._folder, self._segment_bytes = folder, segment_bytes
         self._sizes: dict[int, int] = {}
-        self._number = first
+        self._size_bytes = 0
+        self._number, self._path = first, self.path(first)
         self._file: int | None = None
-        self._unsynced = False
+        self._unsynced: set[Path] = set()
 
     @property
     def size_bytes(self) -> int:
-        """Size of all segments."""
-        return sum(self._sizes.values())
+        """Size of all segments. Any thread may ask."""
+        return self._size_bytes
 
     def scan(self, delivered: Acknowledged) -> Iterator[tuple[int, Scan]]:
         """What is not delivered of the segments of an earlier process, oldest first. Raises `OSError`."""
@@ -57,7 +58,7 @@ class SegmentFiles:
             number = int(path.stem)
             self._number = max(self._number, number)
             data = path.read_bytes()
-            self._sizes[number] = len(data)
+            self._grow(number, len(data))
             if number >= delivered[0]:
                 yield number, segment.scan(data, delivered[1] if number == delivered[0] else 0)
 
@@ -74,18 +75,21 @@ class SegmentFiles:
         except OSError:
             self._undo(size)
             raise
-        self._sizes[self._number] = size + len(entry)
-        self._unsynced = True
+        self._grow(self._number, len(entry))
+        self._unsynced.add(self._path)
         position = SegmentPosition(size + segment.PREFIX, len(data), rows)
         return EntryPosition(self._number, position)
 
     def read(self, entry: EntryPosition) -> bytes | None:
-        """The payload of an entry. None where it can no longer be read."""
+        """The payload of an entry. None where it is damaged or its segment is missing.
+
+        Raises `OSError` where the disk does not answer now. The entry may be read later.
+        """
         try:
             with self.path(entry.segment).open("rb") as file:
                 file.seek(entry.position.offset - segment.PREFIX)
                 return segment.payload(file.read(segment.PREFIX + entry.position.length))
-        except OSError:
+        except FileNotFoundError:
             return None
 
     def delete_before(self, oldest: int | None) -> None:
@@ -94,17 +98,21 @@ class SegmentFiles:
         for number in [number for number in self._sizes if number < end]:
             try:
                 self.path(number).unlink(missing_ok=True)
+                self._unsynced.discard(self.path(number))
             except OSError as error:
                 _log.warning("spool_segment_stays", path=str(self.path(number)), error=str(error))
                 continue
-            del self._sizes[number]
+            self._size_bytes -= self._sizes.pop(number)
 
-    def take_unsynced(self) -> int | None:
-        """A descriptor of the newest segment for the caller to sync and close. None where nothing is new."""
-        if self._file is None or not self._unsynced:
-            return None
-        self._unsynced = False
-        return os.dup(self._file)
+    def take_unsynced(self) -> set[Path]:
+        """The segments of which the disk may lack bytes, and the folder if it has new ones. The caller syncs
+        them."""
+        paths, self._unsynced = self._unsynced, set()
+        return paths
+
+    def still_unsynced(self, paths: Iterable[Path]) -> None:
+        """Take back what could not be synced."""
+        self._unsynced.update(paths)
 
     def close(self) -> None:
         """Close the newest segment. Idempotent."""
@@ -120,9 +128,19 @@ class SegmentFiles:
     def _open_next(self) -> None:
         self.close()
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_EXCL | os.O_CLOEXEC
-        self._file = os.open(self.path(self._number + 1), flags, 0o600)
-        self._number += 1
-        self._sizes[self._number] = 0
+        number = self._number + 1
+        while self._file is None:
+            try:
+                self._file = os.open(self.path(number), flags, 0o600)
+            except FileExistsError:  # of someone else: it stays as it is
+                number += 1
+        self._number, self._path = number, self.path(number)
+        self._unsynced.add(self._folder)
+        self._grow(self._number, 0)
+
+    def _grow(self, number: int, by_bytes: int) -> None:
+        self._sizes[number] = self._sizes.get(number, 0) + by_bytes
+        self._size_bytes += by_bytes
 
     def _undo(self, size: int) -> None:
         """Cut a half-written entry off. Where even that fails, start another segment behind it."""
@@ -131,3 +149,15 @@ class SegmentFiles:
             os.ftruncate(self._file, size)
         except OSError:
             self.close()
+
+
+def sync_to_disk(path: Path) -> None:
+    """Bring a segment or a folder to the disk. One that is gone needs nothing. Raises `OSError`."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

@@ -113,7 +113,11 @@ class Shipper:
 
     def _step(self) -> bool:
         """Send what is oldest; False where that failed."""
-        entries = self._spool.pending()
+        try:
+            entries = self._spool.pending()
+        except OSError as error:
+            self._failed(f"the spool cannot be read: {error}")
+            return False
         if not entries:
             return True
         try:

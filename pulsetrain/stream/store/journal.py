@@ -3,6 +3,8 @@
 Many small batches are stored by one insert. A hub that is killed during the insert cannot know whether it
 happened, and after a restart the same rows come again beside other rows. So each group is written here first.
 At the next start it is inserted again, under the same deduplication token.
+
+The journal protects against a killed hub, not against a power cut: neither it nor the store calls fsync.
 """
 
 from __future__ import annotations

@@ -72,6 +72,12 @@ def test_a_rank_that_parks_is_kept_and_the_others_are_refused_with_the_reason(pr
     assert [p.heard() for p in made] == ["abort", None, "abort", "abort"]
 
 
+def test_ranks_of_a_node_with_many_open_files_are_kept_too(only_high_descriptors, processes):
+    made = processes((LISTENING, PARKED), (LISTENING, OUTSIDE))
+    assert made[0].seat.channel.fileno() >= 1024
+    assert list(park(made).kept) == [0]
+
+
 def test_a_rank_at_fault_is_not_asked(processes):
     made = processes((LISTENING, PARKED))
     result = park(made, fresh=(0,))

@@ -5,6 +5,7 @@ import json
 import os
 import queue
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -60,6 +61,58 @@ class TestForkTable:
         with pytest.raises(Unavailable, match="gone"):
             waiting.result(0)
         assert codes == [-signal.SIGKILL]
+
+
+def test_an_agent_with_many_open_files_hears_its_zygote_and_its_workers(only_high_descriptors):
+    class Process:
+        pid = 1
+
+        def wait(self, _):
+            return 0
+
+    ours, theirs = packets.pair()
+    assert ours.fileno() >= 1024
+    zygote = Zygote(Process(), ours)
+    packets.send(theirs, {"op": "ready", "seconds": 0.0})
+    assert zygote.wait_ready(10)["op"] == "ready"
+
+    def worker():
+        packet = packets.receive(theirs)
+        request, (answer,) = packet
+        packets.send(theirs, {"op": "spawned", "id": request["id"], "pid": 7})
+        os.write(answer, b'{"value": 3}')
+        os.close(answer)
+
+    thread = threading.Thread(target=worker, daemon=True)
+    thread.start()
+    assert zygote.serve("module:function", {}, 10) == (7, 3)
+    thread.join(10)
+    zygote.close()
+    theirs.close()
+
+
+def test_a_zygote_that_replaces_another_may_open_as_many_files_as_the_first(monkeypatch):
+    class Fake:
+        dead = False
+
+        def __init__(self):
+            self.process = subprocess.Popen(["sleep", "60"])
+            self.pid = self.process.pid
+
+        def close(self):
+            self.process.kill()
+            self.process.wait()
+
+    users = (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    with monkeypatch.context() as before:
+        before.setattr(resource, "getrlimit", lambda _: users)
+        holder = ZygoteHolder(Fake)
+    try:
+        holder.current.dead = True
+        assert holder.replace_dead()
+        assert resource.prlimit(holder.current.pid, resource.RLIMIT_NOFILE) == users
+    finally:
+        holder.close()
 
 
 def test_a_zygote_that_ended_is_replaced():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pyarrow as pa
 import pytest
 from kafka import errors
 
@@ -83,6 +84,24 @@ def test_a_batch_as_agents_build_it_becomes_arrow(made):
     sender.send([entry(encode_columns(columns("steps", 3), source="node-a/1", first_row=0))])
     ((_, message),) = producers[0].sent
     assert decode(message["value"]).table.equals(table("steps", 3))
+
+
+def test_what_a_newer_version_left_in_the_spool_is_sent_as_it_is(made):
+    sender, producers = made
+    rows = table("steps", 2)
+    identity = pa.ipc.open_stream(steps()).schema.metadata
+    newer = rows.append_column("of_the_future", pa.array([1, 2])).replace_schema_metadata(
+        {**identity, b"pulsetrain.version": b"%d" % (SCHEMA_VERSION + 1)}
+    )
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, newer.schema) as writer:
+        writer.write_table(newer)
+    data = stream.getvalue().to_pybytes()
+    assert sender.send([entry(data)]) == []
+    ((_, message),) = producers[0].sent
+    assert message["value"] == data
+    assert dict(message["headers"])["schema"] == b"%d" % (SCHEMA_VERSION + 1)
+    assert decode(message["value"]).table.equals(rows)
 
 
 def test_messages_are_acknowledged_by_all_replicas_and_never_doubled_by_the_client(made):

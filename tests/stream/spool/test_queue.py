@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -101,15 +103,91 @@ def test_a_full_disk_is_counted_and_leaves_no_half_entry(tmp_path, monkeypatch):
     assert not again.dropped
 
 
-@pytest.mark.integration
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
-def test_the_kernels_own_enospc_is_counted_and_survived(tmp_path):
+def test_the_kernels_own_enospc_is_counted_and_survived(tmp_path, monkeypatch):
     spool = Spool(tmp_path)
-    Path(tmp_path / f"{1:012d}.seg").symlink_to("/dev/full")
-    assert not spool.append(columns("metrics", 6))
-    Path(tmp_path / f"{1:012d}.seg").unlink()
+    real = os.write
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        monkeypatch.setattr("os.write", lambda _, data: real(full.fileno(), data))
+        assert not spool.append(columns("metrics", 6))
+    monkeypatch.undo()
     assert spool.append(columns("metrics", 6))
-    assert spool.dropped_rows == 6
+    assert spool.dropped == {"disk_full": 6}
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """The numbers of the files and folders that were brought to the disk."""
+    numbers = []
+    monkeypatch.setattr(os, "fsync", lambda file: numbers.append(os.fstat(file).st_ino))
+    return numbers
+
+
+def test_a_sync_brings_full_segments_and_the_folder_to_the_disk_too(tmp_path, synced):
+    spool = Spool(tmp_path, config=SpoolConfig(segment_bytes=1))
+    for rows in (3, 1, 2):
+        spool.append(columns("metrics", rows))
+    assert synced == []
+    spool.sync()
+    assert sorted(synced) == sorted(path.stat().st_ino for path in (tmp_path, *tmp_path.glob("*.seg")))
+    spool.sync()
+    assert len(synced) == 4
+
+
+def test_what_could_not_be_synced_is_synced_the_next_time(tmp_path, synced, monkeypatch):
+    spool = Spool(tmp_path)
+    spool.append(columns("metrics", 3))
+
+    def too_many_files(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "open", too_many_files)
+        spool.sync()
+    assert synced == []
+    spool.sync()
+    assert len(synced) == 2
+
+
+def test_what_is_delivered_before_a_sync_needs_none(tmp_path, synced):
+    spool = Spool(tmp_path, config=SpoolConfig(segment_bytes=1))
+    spool.append(columns("metrics", 3))
+    spool.append(columns("metrics", 3))
+    spool.ack(spool.pending()[0])
+    spool.sync()
+    assert sorted(synced) == sorted(path.stat().st_ino for path in (tmp_path, *tmp_path.glob("*.seg")))
+
+
+def test_a_passing_read_error_costs_no_rows(tmp_path, monkeypatch):
+    spool = Spool(tmp_path, config=SpoolConfig(segment_bytes=1))
+    for rows in (3, 1, 2):
+        spool.append(columns("metrics", rows))
+    whole, real = spool.pending(), Path.open
+
+    def too_many_files(path, *given):
+        if path.stem >= f"{first_unreadable:012d}":
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(path, *given)
+
+    monkeypatch.setattr(Path, "open", too_many_files)
+    first_unreadable = whole[1].segment
+    assert spool.pending() == whole[:1]
+    first_unreadable = whole[0].segment
+    with pytest.raises(OSError, match="Too many open files"):
+        spool.pending()
+    monkeypatch.undo()
+    assert spool.pending() == whole
+    assert not spool.dropped
+
+
+def test_a_segment_that_is_gone_is_counted_and_blocks_nothing(tmp_path):
+    spool = Spool(tmp_path, config=SpoolConfig(segment_bytes=1))
+    for rows in (3, 1):
+        spool.append(columns("metrics", rows))
+    first, second = spool.pending()
+    (tmp_path / f"{first.segment:012d}.seg").unlink()
+    assert spool.pending() == [second]
+    assert spool.dropped == {"corrupt": 3}
 
 
 def test_a_batch_that_is_not_the_records_is_dropped_and_counted(tmp_path):
@@ -117,6 +195,62 @@ def test_a_batch_that_is_not_the_records_is_dropped_and_counted(tmp_path):
     logs = columns("logs", 3)
     assert not spool.append(Columns("metrics", logs.num_rows, logs.columns))
     assert spool.dropped == {"schema": 3}
+
+
+class HungDisk:
+    """A call that does not return until it is told to."""
+
+    def __init__(self, real):
+        self.real, self.entered, self.answers = real, threading.Event(), threading.Event()
+
+    def __call__(self, *given):
+        self.entered.set()
+        assert self.answers.wait(10)
+        return self.real(*given)
+
+
+@pytest.mark.parametrize(
+    ("where", "call", "work"),
+    [
+        (os, "write", lambda spool, last: spool.append(columns("metrics", 5))),
+        (Path, "open", lambda spool, last: spool.pending()),
+        (Path, "unlink", lambda spool, last: spool.ack(last)),
+    ],
+    ids=["append", "pending", "ack"],
+)
+def test_a_disk_that_hangs_keeps_nobody_from_asking_what_is_spooled_and_lost(
+    tmp_path, monkeypatch, where, call, work
+):
+    spool = Spool(tmp_path, config=SpoolConfig(max_bytes=8000, segment_bytes=1))
+    spool.append(columns("metrics", 5))
+    spool.append(columns("metrics", 5))
+    logs = columns("logs", 3)
+    spool.append(Columns("metrics", logs.num_rows, logs.columns))
+    last = spool.pending()[-1]
+    size_bytes = spool.size_bytes
+    disk = HungDisk(getattr(where, call))
+    monkeypatch.setattr(where, call, lambda *given, **_: disk(*given))
+    worker = threading.Thread(target=work, args=(spool, last), daemon=True)
+    worker.start()
+    assert disk.entered.wait(10)
+    answers = []
+    asking = threading.Thread(
+        target=lambda: answers.extend((spool.dropped, spool.dropped_rows, spool.size_bytes)), daemon=True
+    )
+    asking.start()
+    asking.join(1)
+    in_time = list(answers)
+    disk.answers.set()
+    worker.join(10)
+    assert in_time == [{"schema": 3}, 3, size_bytes]
+
+
+def test_what_was_lost_when_it_was_asked_stays_as_it_was(tmp_path):
+    spool = Spool(tmp_path)
+    before = spool.dropped
+    logs = columns("logs", 3)
+    spool.append(Columns("metrics", logs.num_rows, logs.columns))
+    assert (before, spool.dropped) == ({}, {"schema": 3})
 
 
 def test_a_rejected_entry_is_kept_aside_and_counted(tmp_path):

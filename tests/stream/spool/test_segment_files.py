@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import errno
 import os
+import re
+from pathlib import Path
 
 import pytest
 
@@ -103,14 +106,47 @@ def test_a_damaged_or_missing_entry_is_none(tmp_path):
     assert made.read(entry) is None
 
 
+def test_a_segment_of_someone_else_is_left_alone_and_the_next_number_is_taken(tmp_path):
+    made = files(tmp_path, segment_bytes=1)
+    made.append(b"mine", rows=1)
+    for number in (2, 3):
+        made.path(number).write_bytes(b"theirs")
+    entry = made.append(b"mine too", rows=1)
+    assert (entry.segment, made.read(entry)) == (4, b"mine too")
+    assert [made.path(number).read_bytes() for number in (2, 3)] == [b"theirs"] * 2
+    made.close()
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.ESTALE])
+def test_a_read_that_fails_for_now_is_an_error_and_may_be_tried_again(tmp_path, monkeypatch, number):
+    made = files(tmp_path)
+    entry = made.append(b"payload", rows=1)
+
+    def fails(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "open", fails)
+    with pytest.raises(OSError, match=re.escape(os.strerror(number))):
+        made.read(entry)
+    monkeypatch.undo()
+    assert made.read(entry) == b"payload"
+    made.close()
+
+
 def test_only_what_is_new_needs_a_sync(tmp_path):
     made = files(tmp_path)
-    assert made.take_unsynced() is None
-    made.append(b"x", rows=1)
-    descriptor = made.take_unsynced()
-    os.fdatasync(descriptor)
-    os.close(descriptor)
-    assert made.take_unsynced() is None
+    assert made.take_unsynced() == set()
+    first = made.append(b"x", rows=1)
+    assert made.take_unsynced() == {tmp_path, made.path(first.segment)}
+    assert made.take_unsynced() == set()
     made.append(b"y", rows=1)
-    os.close(made.take_unsynced())
+    assert made.take_unsynced() == {made.path(first.segment)}
+    made.close()
+
+
+def test_full_segments_need_a_sync_too_and_deleted_ones_do_not(tmp_path):
+    made = files(tmp_path, segment_bytes=1)
+    paths = [made.path(made.append(b"x", rows=1).segment) for _ in range(3)]
+    made.delete_before(2)
+    assert made.take_unsynced() == {tmp_path, *paths[1:]}
     made.close()

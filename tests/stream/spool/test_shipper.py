@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pulsetrain.core.errors import AuthError, Unavailable
@@ -65,6 +67,24 @@ def test_failures_are_counted_and_cost_nothing(tmp_path, error):
     assert transport.delivered == [0, 2, 4, 6, 8]
     assert ship.shipped.failures == 3
     assert ship.shipped.failing_since_s == 0.0
+
+
+def test_a_spool_that_cannot_be_read_for_a_while_is_a_failure_and_is_sent_later(tmp_path, monkeypatch):
+    transport = MemoryTransport()
+    spool, ship = shipper(tmp_path, transport)
+    failures, real = [OSError(24, "Too many open files")] * 3, Path.open
+
+    def unreadable(path, *given):
+        if path.suffix == ".seg" and failures:
+            raise failures.pop()
+        return real(path, *given)
+
+    monkeypatch.setattr(Path, "open", unreadable)
+    ship.start()
+    ship.stop(drain_s=10)
+    assert transport.delivered == [0, 2, 4, 6, 8]
+    assert ship.shipped.failures == 3
+    assert not spool.dropped
 
 
 def test_a_refused_batch_goes_aside_and_blocks_nothing(tmp_path):
