@@ -73,6 +73,11 @@ class JobShare:
         return tier_of(next((node.hello.tier for node in nodes), Tier.STANDARD))
 
     @property
+    def unit(self) -> int:
+        """Devices that it holds on each of its nodes."""
+        return next(node.hello.nproc_per_node for node in self._state.members.nodes.values())
+
+    @property
     def wanted(self) -> bool:
         """Whether it wants devices: not over, not stopped by a person, and enough of its agents are here."""
         state = self._state
@@ -155,11 +160,10 @@ class JobShare:
         other = sizes.largest if world == sizes.smallest else sizes.smallest
         largest = sizes.fit(state.resizing.cap) or sizes.largest  # a person may want fewer
         rigid = bool(world and elasticity.why_not_size(state, other))
-        nproc = next(node.hello.nproc_per_node for node in state.members.nodes.values())
         return JobDemand(
             name=state.name,
             tier=self.tier,
-            unit=nproc,
+            unit=self.unit,
             least=world if rigid else sizes.smallest,
             most=world if rigid else largest,
             step=1 if rigid else sizes.unit,

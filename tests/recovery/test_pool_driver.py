@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.messages import Held, Start, Stop
-from pulsetrain.recovery import actions
+from pulsetrain.recovery import actions, pool_driver
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.pool.config import PoolConfig
+from pulsetrain.recovery.pool.decide import Decision, PoolAction
 from pulsetrain.recovery.pool_driver import PoolDriver
 from pulsetrain.recovery.transitions import Phase
-from tests.recovery.fakes import Fleet, run
+from tests.recovery.fakes import FakeClock, Fleet, run
+from tests.recovery.pool.jobs import crowded, job
+from tests.recovery.pool.model_jobs import ModelJob
 
 SMALL = PoolConfig(devices_per_machine=2, reserve_ratio=0.0, grow_after_s=0.0, pause_s=1.0, wait_s=5.0)
 
@@ -219,3 +227,107 @@ def test_without_a_pool_jobs_start_at_once():
         assert pool.driver.row() is None
 
     run(scenario)
+
+
+class ModelPool:
+    """The driver with jobs that change over when they are told to."""
+
+    def __init__(self, slots, demands=()):
+        self.slots, self.jobs, self.clock = dict(slots), {}, FakeClock()
+        machines = ",".join(f"{host}={devices}" for host, devices in slots.items())
+        config = PoolConfig(machines=machines, reserve_ratio=0.0, grow_after_s=0.0, pause_s=1.0)
+        self.driver = PoolDriver(self.jobs, config, self.clock, observe_only=False)
+        for demand in demands:
+            self.add(demand)
+
+    def add(self, demand):
+        nodes = {host: devices // demand.unit for host, devices in self.slots.items()}
+        self.jobs[demand.name] = ModelJob(replace(demand, nodes=nodes))
+
+    def look(self):
+        self.clock.now_s += 1.0
+        self.driver.look()
+        self.check()
+
+    def finish(self, names=None):
+        for name in self.jobs if names is None else names:
+            self.jobs[name].sharing.finish()
+            self.check()
+
+    def pass_(self, looks):
+        for _ in range(looks):
+            self.look()
+            self.finish()
+
+    def check(self):
+        """No machine is over its devices."""
+        used = sum((each.sharing.uses() for each in self.jobs.values() if not each.over), Counter())
+        assert all(devices <= self.slots[host] for host, devices in used.items())
+
+    def placed(self, name):
+        return self.jobs[name].sharing.placed
+
+    def changes(self, name):
+        return not self.jobs[name].sharing.settled
+
+
+def test_a_job_starts_only_once_one_that_grows_elsewhere_has_left():
+    moves = job("m", "basic", 4, least=1, placed={"x": 1, "y": 2})
+    pool = ModelPool({"x": 4, "y": 4}, [moves, job("p", "standard", 1, unit=4, order=1)])
+    pool.look()
+    assert (pool.changes("m"), pool.changes("p")) == (True, False)
+    assert pool.jobs["m"].sharing.target == {"y": 4}
+    pool.finish()
+    pool.look()
+    assert not pool.changes("p")  # the ranks of m have not ended
+    for _ in range(2):
+        pool.finish()
+        pool.look()
+    pool.finish()
+    assert (pool.placed("m"), pool.placed("p")) == ({"y": 4}, {"x": 1})
+
+
+def test_what_is_free_is_given_beside_a_change_that_takes_long():
+    lower = job("b", "basic", 1, placed={"x": 1})
+    pool = ModelPool({"x": 1, "y": 1}, [lower])
+    pool.add(job("p", "premium", 1, order=1))
+    pool.add(job("q", "premium", 1, order=2))
+    pool.look()
+    assert {name: pool.changes(name) for name in "bpq"} == {"b": True, "p": True, "q": False}
+
+
+@settings(max_examples=40, deadline=None)
+@given(crowded(), st.data())
+def test_no_machine_is_over_its_devices_in_whatever_order_changes_end(jobs, data):
+    """And nothing waits for ever."""
+    slots, small, large, leaves = jobs
+    pool = ModelPool(slots, small)
+    pool.pass_(4)
+    for name in leaves:
+        pool.jobs[name].over = True
+    for demand in large:
+        pool.add(demand)
+    for _ in range(4):
+        pool.look()
+        pool.finish([name for name in sorted(pool.jobs) if data.draw(st.booleans())])
+    pool.pass_(20)
+    done = len(pool.driver.row()["actions"])
+    pool.pass_(2)
+    assert len(pool.driver.row()["actions"]) == done
+
+
+def test_of_jobs_that_wait_for_each_other_the_lower_one_stops_first(monkeypatch):
+    pool = ModelPool({"x": 1, "y": 1})
+    pool.add(job("s", "standard", 1, placed={"x": 1}))
+    pool.add(job("b", "basic", 1, placed={"y": 1}, order=1))
+    swap = [
+        PoolAction(what="migrate", job=name, before=before, after=after, reason="a test", price_device_s=1.0)
+        for name, before, after in (("b", {"y": 1}, {"x": 1}), ("s", {"x": 1}, {"y": 1}))
+    ]
+    plan = [Decision(actions=tuple(swap), promised=frozenset(), waiting={})]
+    nothing = Decision(actions=(), promised=frozenset(), waiting={})
+    monkeypatch.setattr(pool_driver, "decide", lambda *_: plan.pop() if plan else nothing)
+    pool.pass_(8)
+    assert (pool.placed("s"), pool.placed("b")) == ({"y": 1}, {"x": 1})
+    done = [(a["what"], a["job"]) for a in pool.driver.row()["actions"]]
+    assert done == [("preempt", "b"), ("migrate", "s"), ("migrate", "b")]
