@@ -131,10 +131,17 @@ def _by_tier(job: JobDemand) -> tuple[int, int, str]:
 
 
 def _end_overload(allocation: Allocation) -> None:
-    """No node may have more in use than it has. Lower ranks and newer jobs stop first."""
+    """No node may have more in use than it has. Lower ranks and newer jobs stop first.
+
+    Where a busy job of lower rank holds enough, nothing of higher rank stops: it is waited for.
+    """
     for node, free in list(allocation.free.items()):
-        for job in sorted(allocation.held_on(node), key=_turn, reverse=True) if free < 0 else ():
-            if allocation.free[node] < 0 and not job.busy:
+        over = -free
+        for job in sorted(allocation.held_on(node), key=_turn, reverse=True) if over > 0 else ():
+            if over <= 0:
+                break
+            over -= allocation.placed[job.name][node] * job.unit
+            if not job.busy:
                 allocation.release(job, f"{node} has fewer devices than are in use")
 
 

@@ -124,6 +124,15 @@ def test_a_node_with_more_in_use_than_it_has_loses_the_lowest_rank():
     assert rows(decide({"n": 1}, jobs, EAGER)) == [("preempt", "b", {})]
 
 
+def test_a_busy_job_of_lower_rank_is_waited_for_before_a_premium_one_stops():
+    premium = job("p", "premium", 1, placed={"n": 1}, promised=True)
+    busy = job("b", "basic", 1, placed={"n": 1}, busy=True, order=1)
+    assert decide({"n": 1}, [busy, premium], EAGER).actions == ()
+    standard = job("s", "standard", 1, placed={"n": 1}, promised=True, order=2)
+    assert rows(decide({"n": 1}, [busy, premium, standard], EAGER)) == [("preempt", "s", {})]
+    assert rows(decide({"n": 1}, [replace(busy, busy=False), premium], EAGER)) == [("preempt", "b", {})]
+
+
 def in_use(jobs):
     used = Counter()
     for each in jobs:
