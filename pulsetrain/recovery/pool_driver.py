@@ -104,13 +104,19 @@ class PoolDriver:
     # -- deciding -----------------------------------------------------------------------------------------
 
     def _count(self, present: Mapping[str, PooledJob]) -> None:
-        """Count the hours of jobs, and forget those that are over."""
+        """Count the hours of jobs, and forget those that are over.
+
+        A job that a person stopped has no promise. Its hours begin anew with the next one.
+        """
         now_s = self._clock.monotonic_s()
         for name in sorted(present.keys() - self._known.keys()):
             self._known[name] = _Known(order=self._arrived)
             self._arrived += 1
         for name in [name for name in self._known if name not in self._jobs or self._jobs[name].over]:
             del self._known[name]
+        for name, known in self._known.items():
+            if self._jobs[name].sharing.kept_stopped:
+                known.promised, known.account = False, None
         for name, job in present.items():
             account = self._known[name].account
             if account is not None:

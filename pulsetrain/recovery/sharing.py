@@ -81,10 +81,7 @@ class JobShare:
     def wanted(self) -> bool:
         """Whether it wants devices: not over, not stopped by a person, and enough of its agents are here."""
         state = self._state
-        if state.phase in TERMINAL or state.ended_by:
-            return False
-        theirs = state.move is not None and state.move.request.actor != ACTOR
-        if state.phase in PREEMPTED and theirs:
+        if state.phase in TERMINAL or state.ended_by or self.kept_stopped:
             return False
         return bool(self.holds()) or sum(self.reachable().values()) >= state.resizing.sizes.smallest
 
@@ -102,6 +99,13 @@ class JobShare:
             idle = state.move is None and state.new_share is None and state.recovery is None
             return idle and state.attempt.first_step_done
         return self.resting or (state.phase is Phase.WAITING and state.new_share is None)
+
+    @property
+    def kept_stopped(self) -> bool:
+        """Whether a person has stopped it."""
+        state = self._state
+        theirs = state.move is not None and state.move.request.actor != ACTOR
+        return state.phase in PREEMPTED and theirs
 
     def reachable(self) -> Counter[str]:
         """How many of its nodes could run ranks on each machine."""

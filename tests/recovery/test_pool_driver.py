@@ -264,6 +264,9 @@ class ModelPool:
         used = sum((each.sharing.uses() for each in self.jobs.values() if not each.over), Counter())
         assert all(devices <= self.slots[host] for host, devices in used.items())
 
+    def row(self, name):
+        return next(row for row in self.driver.row()["jobs"] if row["job"] == name)
+
     def placed(self, name):
         return self.jobs[name].sharing.placed
 
@@ -294,6 +297,38 @@ def test_what_is_free_is_given_beside_a_change_that_takes_long():
     pool.add(job("q", "premium", 1, order=2))
     pool.look()
     assert {name: pool.changes(name) for name in "bpq"} == {"b": True, "p": True, "q": False}
+
+
+def test_a_job_that_a_person_stopped_gets_its_promise_anew():
+    pool = ModelPool({"x": 8}, [job("p", "premium", 8)])
+    pool.pass_(2)
+    assert pool.row("p")["promised"]
+    first = pool.jobs["p"].sharing
+    first.stopped_by_person()
+    pool.add(job("q", "premium", 8))
+    pool.pass_(2)
+    first.wanted, first.kept_stopped = True, False
+    pool.pass_(2)
+    assert (pool.row("p")["promised"], pool.row("q")["promised"]) == (False, True)
+    assert pool.row("p")["why_waits"] == "the pool's promises to others leave too little for it"
+    pool.jobs["q"].over = True
+    pool.pass_(2)
+    assert pool.row("p")["promised"]
+
+
+def test_hours_that_a_person_kept_a_job_stopped_are_not_held_against_the_pool():
+    pool = ModelPool({"x": 8}, [job("s", "standard", 8, least=1)])
+    pool.pass_(2)
+    share = pool.jobs["s"].sharing
+    share.stopped_by_person()
+    pool.pass_(1)
+    pool.clock.now_s += 3 * 3600.0
+    share.wanted, share.kept_stopped = True, False
+    pool.pass_(2)
+    assert (pool.row("s")["hour_share"], pool.placed("s")) == (None, {"x": 8})
+    pool.add(job("p", "premium", 2, order=1))
+    pool.pass_(4)
+    assert (pool.placed("s"), pool.placed("p")) == ({"x": 6}, {"x": 2})
 
 
 @settings(max_examples=40, deadline=None)

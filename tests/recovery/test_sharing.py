@@ -211,7 +211,7 @@ def test_a_job_that_a_person_resumes_waits_for_the_pool():
         fleet.controller.move("j", person("resume"), dry_run=False)
         await fleet.settle(1.0)
         assert fleet.job.phase is Phase.PREEMPTED
-        assert fleet.share.wanted
+        assert (fleet.share.wanted, fleet.share.kept_stopped) == (True, False)
         fleet.share.give({"a": 1, "b": 1}, "a test", 5.0)
         await fleet.settle(1.0)
         assert fleet.job.phase is Phase.RUNNING
@@ -249,6 +249,7 @@ def test_a_person_may_keep_a_job_stopped_that_the_pool_has_stopped():
         fleet.controller.move("j", person("preempt"), dry_run=False)
         await fleet.settle(1.0)
         assert (fleet.job.phase, fleet.share.wanted) == (Phase.PREEMPTED, False)
+        assert fleet.share.kept_stopped
         with pytest.raises(UsageError, match="preempted already"):
             fleet.controller.move("j", person("preempt"), dry_run=False)
 

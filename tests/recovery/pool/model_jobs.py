@@ -58,6 +58,9 @@ class ModelShare:
             self.late = Counter({host: blocks * self.unit for host, blocks in left.items()})
             self.placed, self.target = self.target, None
 
+    def stopped_by_person(self):
+        self.placed, self.target, self.wanted, self.kept_stopped = {}, None, False, True
+
     def uses(self):
         """Devices that its ranks are on or may start on, by host."""
         return Counter({host: blocks * self.unit for host, blocks in self.holds().items()}) + self.late
