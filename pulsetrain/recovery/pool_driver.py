@@ -70,12 +70,23 @@ def _devices(blocks: Mapping[str, int], unit: int) -> dict[str, int]:
 
 
 class PoolDriver:
-    """One pool of one hub. `turn` belongs to the supervisor of loops."""
+    """One pool of one hub. `turn` belongs to the supervisor of loops.
+
+    A new hub decides nothing for `adopt_s` seconds: agents of jobs that run may not have reported yet.
+    """
 
     def __init__(
-        self, jobs: Mapping[str, PooledJob], config: PoolConfig, clock: Clock, *, observe_only: bool
+        self,
+        jobs: Mapping[str, PooledJob],
+        config: PoolConfig,
+        clock: Clock,
+        *,
+        observe_only: bool,
+        adopt_s: float,
     ) -> None:
         self._jobs, self._config, self._clock, self._observe_only = jobs, config, clock, observe_only
+        self._adopt_s = adopt_s
+        self._began_s: float | None = None
         self._known: dict[str, _Known] = {}
         self._arrived = 0
         self._plan: list[PoolAction] = []
@@ -93,6 +104,12 @@ class PoolDriver:
         """Go on with what was decided, or decide anew."""
         present = {name: job for name, job in self._jobs.items() if not job.over and job.sharing.wanted}
         self._count(present)
+        if self._adopts():
+            for name in present:
+                self._known[
+                    name
+                ].why_waits = "the hub has just started: agents of other jobs may still report"
+            return
         if self._observe_only:
             self._say(self._decide(present), present)
             return
@@ -100,6 +117,13 @@ class PoolDriver:
             self._plan = list(self._decide(present).actions)
             self._planned_s = self._clock.monotonic_s()
         self._go_on(present)
+
+    def _adopts(self) -> bool:
+        """Whether agents of jobs that run may not have reported to this new hub yet."""
+        now_s = self._clock.monotonic_s()
+        if self._began_s is None:
+            self._began_s = now_s
+        return now_s - self._began_s < self._adopt_s
 
     # -- deciding -----------------------------------------------------------------------------------------
 

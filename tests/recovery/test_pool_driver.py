@@ -30,7 +30,7 @@ class Pool:
     def __init__(self, config=SMALL, policy=None, sizes=(0, 1)):
         self.fleet = Fleet("", nnodes=1, policy=policy, pool=config, sizes=sizes)
         controller, observe = self.fleet.controller, bool(policy and policy.observe_only)
-        self.driver = PoolDriver(controller.jobs, config, self.fleet.clock, observe_only=observe)
+        self.driver = PoolDriver(controller.jobs, config, self.fleet.clock, observe_only=observe, adopt_s=0.0)
         self.agents = []
         self.step = 0
 
@@ -232,11 +232,11 @@ def test_without_a_pool_jobs_start_at_once():
 class ModelPool:
     """The driver with jobs that change over when they are told to."""
 
-    def __init__(self, slots, demands=()):
+    def __init__(self, slots, demands=(), adopt_s=0.0):
         self.slots, self.jobs, self.clock = dict(slots), {}, FakeClock()
         machines = ",".join(f"{host}={devices}" for host, devices in slots.items())
         config = PoolConfig(machines=machines, reserve_ratio=0.0, grow_after_s=0.0, pause_s=1.0)
-        self.driver = PoolDriver(self.jobs, config, self.clock, observe_only=False)
+        self.driver = PoolDriver(self.jobs, config, self.clock, observe_only=False, adopt_s=adopt_s)
         for demand in demands:
             self.add(demand)
 
@@ -329,6 +329,17 @@ def test_hours_that_a_person_kept_a_job_stopped_are_not_held_against_the_pool():
     pool.add(job("p", "premium", 2, order=1))
     pool.pass_(4)
     assert (pool.placed("s"), pool.placed("p")) == ({"x": 6}, {"x": 2})
+
+
+def test_a_new_hub_gives_no_devices_away_before_running_jobs_have_reported():
+    pool = ModelPool({"x": 2}, [job("w", "premium", 2)], adopt_s=10.0)
+    pool.pass_(5)
+    assert not pool.changes("w")
+    assert pool.row("w")["why_waits"].startswith("the hub has just started")
+    pool.add(job("b", "basic", 2, placed={"x": 2}))  # it has run all the time
+    pool.pass_(12)
+    done = [(a["what"], a["job"]) for a in pool.driver.row()["actions"]]
+    assert done == [("preempt", "b"), ("start", "w")]
 
 
 @settings(max_examples=40, deadline=None)
