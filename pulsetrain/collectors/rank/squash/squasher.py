@@ -54,6 +54,12 @@ class Replica:
         self.handover: Handover | None = None
         self.in_vain = 0
 
+    def keep(self, local_rank: int) -> None:
+        """Let the tensors depend on no buffer. The next update may be taken over all the same."""
+        if self.handover is not None and self.cell is not None:
+            self.handover.keep()
+            self.cell.words[layout.C_SHOWS + local_rank] = 0
+
     def leave(self, local_rank: int) -> None:
         """Depend on no root any more."""
         if self.handover is not None:
@@ -97,6 +103,15 @@ class Squasher:
         for replica in self._made:
             replica.leave(self._me)
         self._replicas, self._made = weakref.WeakKeyDictionary(), []
+
+    def before_fork(self) -> None:
+        """This process forks. The child shows no buffer that the root fills again.
+
+        Only the main thread can see to that: another one could do it in the middle of an update.
+        """
+        if get_ident() == self._main:
+            for replica in self._made:
+                replica.keep(self._me)
 
     def step(self, optimizer: torch.optim.Optimizer, compute: Callable[[], T], *, plain: bool) -> T | None:
         """Make one update. `compute` does it here. It must be computed here where it is not `plain`."""
@@ -231,8 +246,7 @@ class Squasher:
         if mode == PUBLISHES and self._take(replica, cell, handover, optimizer):
             return None
         words[layout.C_EQUAL_IN + self._me] = 0
-        handover.keep()
-        words[layout.C_SHOWS + self._me] = 0
+        replica.keep(self._me)
         self._page.words[layout.W_ALONE] += mode != COMPARES
         result = compute()
         if mode == COMPARES:
