@@ -277,6 +277,22 @@ def pair():
     found.memory.close()
 
 
+@pytest.mark.parametrize(
+    ("how", "writes"), [({"nesterov": True, "foreach": True}, True), ({"nesterov": True}, False)]
+)
+def test_an_update_that_writes_into_gradients_is_computed_by_all(how, writes):
+    pair = Pair(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, **how))
+    for number in range(1, 5):
+        pair.update(number)
+        gradients = [o.param_groups[0]["params"][0].grad for o in pair.optimizers]
+        assert torch.equal(*gradients)
+    assert pair.digest(0) == pair.digest(1)
+    said = [json.loads(text)["why"] for text in map(pair.memory.stopped, range(2)) if text]
+    assert said == (["SGD writes into gradients"] if writes else [])
+    assert pair.memory.use(1).taken_over == (0 if writes else 3)
+    pair.memory.close()
+
+
 def in_child(ask, meanwhile):
     """What `ask` returns in a forked child, after `meanwhile` has run here. 64 bits."""
     (go, say_go), (said, say) = os.pipe(), os.pipe()
