@@ -15,7 +15,7 @@ from pulsetrain.protocol.late_rows import column
 from pulsetrain.recovery import elasticity, faults, moving, resume_nodes, standby_care
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.new_share import NewShare
-from pulsetrain.recovery.nodes import Node
+from pulsetrain.recovery.nodes import GONE, Node, NodeState
 from pulsetrain.recovery.pool.demand import JobDemand, Tier, tier_of
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.saves import (
@@ -33,6 +33,7 @@ from pulsetrain.recovery.transitions import PREEMPTED, TERMINAL, Event, Phase
 ACTOR = moving.POOL
 HELD = moving.SHARE
 ENDED = "gone"  # the state of a rank without a process
+LOST_S = 60.0  # so long after a node was lost, its ranks may run on where only its connection broke
 
 
 class Loop(Protocol):
@@ -53,6 +54,11 @@ def _runs_ranks(node: Node) -> bool:
     if beat is not None and beat.restoring >= 0:
         return True
     return beat is not None and any(state != ENDED for state in column(beat.ranks, "state"))
+
+
+def _is_awaited(node: Node) -> bool:
+    """Whether a node has no connection just now. It is lost if it does not come back."""
+    return not node.connected and node.state not in GONE
 
 
 def _could_run(node: Node) -> bool:
@@ -125,7 +131,8 @@ class JobShare:
     def holds(self) -> Counter[str]:
         """How many of its nodes hold devices on each machine, those that it changes over to included."""
         names = self._held()
-        return Counter(machine(n) for n in self._state.members.nodes.values() if n.usable and n.name in names)
+        nodes = [n for n in self._state.members.nodes.values() if n.name in names]
+        return Counter(machine(n) for n in nodes if n.usable or _is_awaited(n))
 
     def _held(self) -> frozenset[str]:
         """The names of these nodes, also where they are lost."""
@@ -141,15 +148,23 @@ class JobShare:
     def ending(self) -> Counter[str]:
         """How many devices on each machine are not free yet, because ranks there have not ended.
 
-        The job does not hold them any more. A rank may hang in the kernel, or its agent may answer late.
+        The job does not hold them any more. A rank may hang in the kernel, or its agent may answer late. Or
+        the node is lost, and nobody knows for a while whether its ranks run on.
         """
         held = self._held() if self.wanted else frozenset()
         devices: Counter[str] = Counter()
         for node in self._state.members.nodes.values():
-            holds = node.usable and node.name in held
-            if node.connected and not holds and _runs_ranks(node):
+            holds = (node.usable or _is_awaited(node)) and node.name in held
+            if (node.connected or self._may_run_on(node)) and not holds and _runs_ranks(node):
                 devices[machine(node)] += node.hello.nproc_per_node
         return devices
+
+    def _may_run_on(self, node: Node) -> bool:
+        """Whether ranks of a lost node may run. Nobody has said that they or their agent ended."""
+        lost = node.state is NodeState.LOST or _is_awaited(node)
+        if not lost or node.leaving is not None or node.closed_s is None:
+            return False
+        return self._state.services.clock.monotonic_s() - node.closed_s < LOST_S
 
     def speed(self) -> float:
         """The present share of its full speed."""
@@ -174,8 +189,12 @@ class JobShare:
             order=order,
             placed=dict(self.holds()),
             nodes=dict(self.reachable()),
-            busy=not self.settled or bool(self._refusal()),
+            busy=not self.settled or self._awaits_node() or bool(self._refusal()),
         )
+
+    def _awaits_node(self) -> bool:
+        """Whether one of its nodes has no connection just now."""
+        return any(_is_awaited(node) for node in self._state.members.world_nodes())
 
     def _refusal(self) -> str:
         state = self._state

@@ -7,6 +7,7 @@ import pytest
 from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.messages import SaveFrom, Stop
 from pulsetrain.recovery.move_request import MoveRequest
+from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.pool.config import PoolConfig
 from pulsetrain.recovery.transitions import Phase
@@ -237,6 +238,63 @@ def test_a_job_that_a_person_stops_keeps_its_devices_until_its_ranks_have_ended(
         fleet.agents["b"].steps, fleet.agents["b"].restoring = {}, 3
         fleet.agents["b"].send_heartbeat()
         assert fleet.share.ending() == {"b": 2}
+
+    run(scenario)
+
+
+async def trains_on_two_nodes():
+    fleet = Held("abc")
+    await fleet.settle(1.0)
+    fleet.share.give({"a": 1, "b": 1}, "a test", 5.0)
+    await fleet.settle(1.0)
+    for agent in fleet.agents.values():
+        agent.complete(5, peer_of=range(4))
+    return fleet
+
+
+async def loses(fleet, name):
+    fleet.agents[name].drop()
+    for _ in range(6):
+        await fleet.settle(0.5)
+    assert fleet.node(name).state is NodeState.LOST
+
+
+def test_a_node_that_may_come_back_holds_its_devices_and_its_job_is_left_alone():
+    async def scenario():
+        fleet = await trains_on_two_nodes()
+        fleet.agents["b"].drop()
+        assert fleet.share.holds() == {"a": 1, "b": 1}
+        assert (fleet.share.ending(), fleet.share.demand(0).busy) == ({}, True)
+        fleet.agents["b"].reconnect(attempt=0)
+        assert not fleet.share.demand(0).busy
+
+    run(scenario)
+
+
+def test_devices_of_a_lost_node_are_free_after_a_minute():
+    async def scenario():
+        fleet = await trains_on_two_nodes()
+        await loses(fleet, "b")
+        assert fleet.share.ending() == {"b": 2}
+        fleet.clock.now_s += 50.0
+        assert fleet.share.ending() == {"b": 2}
+        fleet.clock.now_s += 20.0
+        assert fleet.share.ending() == {}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("says", ["leaves", "ended"])
+def test_devices_of_a_lost_node_are_free_at_once_where_its_agent_said_so(says):
+    async def scenario():
+        fleet = await trains_on_two_nodes()
+        if says == "leaves":
+            fleet.agents["b"].leaves()
+        else:
+            fleet.agents["b"].steps = {}
+            fleet.agents["b"].send_heartbeat()
+        await loses(fleet, "b")
+        assert fleet.share.ending() == {}
 
     run(scenario)
 
