@@ -102,8 +102,9 @@ class JobShare:
         """Whether nothing is under way: it trains, waits for nodes, or is pre-empted."""
         state = self._state
         if state.phase is Phase.RUNNING:
-            idle = state.move is None and state.new_share is None and state.recovery is None
-            return idle and state.attempt.first_step_done
+            idle = state.move is None and state.new_share is None
+            trains = state.recovery is None and state.attempt.first_step_done
+            return idle and (trains or self._starts_long())
         return self.resting or (state.phase is Phase.WAITING and state.new_share is None)
 
     @property
@@ -112,6 +113,18 @@ class JobShare:
         state = self._state
         theirs = state.move is not None and state.move.request.actor != ACTOR
         return state.phase in PREEMPTED and theirs
+
+    def _starts_long(self) -> bool:
+        """Whether its first step does not come, so that nothing is lost by stopping it.
+
+        After `stepless_s` a script that names no steps counts as training.
+        """
+        state, attempt = self._state, self._state.attempt
+        if attempt.first_step_done or state.last_step > attempt.restore_step or attempt.image is not None:
+            return False
+        started = state.recovery is None or state.recovery.fault.event is Event.RESUME
+        patience_s = max(state.services.pool.pause_s, state.services.policy.stepless_s)
+        return started and (state.now_ns() - attempt.started_ns) / 1e9 > patience_s
 
     def reachable(self) -> Counter[str]:
         """How many of its nodes could run ranks on each machine."""
@@ -280,6 +293,8 @@ def _change_size(job: JobState) -> None:
 
 
 def _saved(job: JobState, share: NewShare) -> bool:
+    if job.last_step < 0 and not job.attempt.first_step_done:
+        return True  # there is nothing to save
     if share.asked_in != job.attempt.number:
         share.asked_in = job.attempt.number
         if has_checkpointer(job) and not saves_every_step(job):

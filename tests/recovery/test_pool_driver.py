@@ -34,10 +34,10 @@ class Pool:
         self.agents = []
         self.step = 0
 
-    def come(self, job, tier, host="h", *, node="", nnodes=1, least=0):
+    def come(self, job, tier, host="h", *, node="", nnodes=1, least=0, **agent):
         self.fleet.nnodes, self.fleet.sizes = nnodes, (least, 1)
         agent = self.fleet.join(
-            node or f"{job}-{host}", job=job, tier=tier, host=host, pid=len(self.agents) + 1
+            node or f"{job}-{host}", job=job, tier=tier, host=host, pid=len(self.agents) + 1, **agent
         )
         self.agents.append(agent)
         return agent
@@ -47,8 +47,8 @@ class Pool:
         for _ in range(seconds):
             self.step += 1
             for agent in self.agents:
-                agent.steps = dict.fromkeys(agent.steps, self.step)
-                if agent.steps:
+                if agent.steps and not agent.stepless:
+                    agent.steps = dict.fromkeys(agent.steps, self.step)
                     agent.held = tuple(self._held(agent))
                 agent.send_heartbeat()
             await self.fleet.settle(1.0)
@@ -171,6 +171,36 @@ def test_a_job_without_a_checkpoint_is_not_stopped():
             await pool.fleet.settle(1.0)
             pool.driver.look()
         assert (pool.phase("b"), pool.phase("p")) == (Phase.RUNNING, Phase.PREEMPTED)
+
+    run(scenario)
+
+
+def test_a_job_whose_first_step_does_not_come_makes_room_for_a_premium_one():
+    async def scenario():
+        pool = Pool(policy=Policy(stepless_s=10.0))
+        pool.come("b", "basic", stepless=True)
+        await pool.pass_(4)
+        pool.come("p", "premium")
+        await pool.pass_(4)
+        assert (pool.phase("b"), pool.phase("p")) == (Phase.RUNNING, Phase.PREEMPTED)
+        await pool.pass_(16)
+        assert (pool.phase("b"), pool.phase("p")) == (Phase.PREEMPTED, Phase.RUNNING)
+        assert pool.fleet.journal.last("preempted")["detail"]["lost_steps"] == 0
+
+    run(scenario)
+
+
+def test_a_job_before_its_first_step_changes_over_without_a_save():
+    async def scenario():
+        pool = Pool(policy=Policy(stepless_s=5.0))
+        for host in ("h", "i"):
+            pool.come("b", "basic", host, nnodes=2, least=1, stepless=True)
+        await pool.pass_(12)
+        assert pool.world("b") == ["b-h", "b-i"]
+        pool.come("p", "premium", "i")
+        await pool.pass_(20)
+        assert (pool.world("b"), pool.phase("p")) == (["b-h"], Phase.RUNNING)
+        assert pool.fleet.controller.jobs["b"]._state.restarts.idle == 0
 
     run(scenario)
 
