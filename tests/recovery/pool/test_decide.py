@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 
 from pulsetrain.recovery.pool import decide as module
-from pulsetrain.recovery.pool.decide import decide, promises
-from pulsetrain.recovery.pool.demand import Prices, Tier
+from pulsetrain.recovery.pool.decide import decide
+from pulsetrain.recovery.pool.demand import Tier
 from tests.recovery.pool.jobs import EAGER, carry_out, histories, job, rows
 
 
@@ -91,12 +91,6 @@ def test_when_devices_fail_the_newest_standard_job_waits_and_premium_does_not():
 def test_a_job_goes_on_with_the_allowed_size_that_is_left():
     jobs = [job("j", "premium", 4, least=1, step=2, placed={"a": 1, "b": 3}, promised=True)]
     assert rows(decide({"b": 3}, jobs, EAGER)) == [("shrink", "j", {"b": 2})]
-
-
-def test_a_reserve_is_promised_to_nobody():
-    wanting = [job("p", "premium", 9), job("q", "premium", 1, order=1), job("r", "standard", 1, order=2)]
-    assert promises(10, wanting, Prices(reserve_ratio=0.1)) == {"p"}
-    assert promises(10, wanting, Prices(reserve_ratio=0.0)) == {"p", "q"}
 
 
 def test_a_job_that_the_pool_can_never_hold_lets_others_pass():
