@@ -140,7 +140,14 @@ def assemble(
     intake.metrics.registry.register(SchedulerCollector(scheduler))
     topology = KeptTopology(controller.jobs)
     notifier = Notifier(alerts, settings.channels, topology, clock)
-    pool = PoolDriver(controller.jobs, settings.pool, clock, observe_only=settings.policy.observe_only)
+    policy = settings.policy
+    pool = PoolDriver(
+        controller.jobs,
+        settings.pool,
+        clock,
+        observe_only=policy.observe_only,
+        adopt_s=policy.adopt_timeout_s,
+    )
     if settings.pool.enabled:
         loops.add("pool", pool.turn, stale_after_s=STALE_S["pool"] + settings.pool.tick_s)
     _add_loops(loops, controller, detection, notifier, LoopHealth(table.rows, alerts, clock), memory)

@@ -1,7 +1,7 @@
 """Asks the policy of the pool, and carries out what it decides by what jobs can do: stop, go on, change over.
 
 Machines are known by host name. A job's agents are on the machines that it could use, and its ranks hold
-devices there only while they run. Actions that give devices come first, and who gets them starts after.
+devices there only while they run. A job gets devices only once no other job is on them any more.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pulsetrain.core.errors import UsageError
 from pulsetrain.recovery.pool.account import ShareAccount
 from pulsetrain.recovery.pool.config import PoolConfig
 from pulsetrain.recovery.pool.decide import Decision, PoolAction, decide
-from pulsetrain.recovery.pool.demand import GUARANTEE, JobDemand
+from pulsetrain.recovery.pool.demand import GUARANTEE, JobDemand, rank_of
+from pulsetrain.recovery.pool.order import Change, fits, tied
 from pulsetrain.recovery.sharing import JobShare
 
-STAGES = (("preempt", "shrink"), ("migrate",), ("grow", "start"))
 KEPT_ACTIONS = 20
 
 
@@ -65,13 +65,28 @@ class _Known:
     why_waits: str = ""
 
 
+def _devices(blocks: Mapping[str, int], unit: int) -> dict[str, int]:
+    return {host: number * unit for host, number in blocks.items()}
+
+
 class PoolDriver:
-    """One pool of one hub. `turn` belongs to the supervisor of loops."""
+    """One pool of one hub. `turn` belongs to the supervisor of loops.
+
+    A new hub decides nothing for `adopt_s` seconds: agents of jobs that run may not have reported yet.
+    """
 
     def __init__(
-        self, jobs: Mapping[str, PooledJob], config: PoolConfig, clock: Clock, *, observe_only: bool
+        self,
+        jobs: Mapping[str, PooledJob],
+        config: PoolConfig,
+        clock: Clock,
+        *,
+        observe_only: bool,
+        adopt_s: float,
     ) -> None:
         self._jobs, self._config, self._clock, self._observe_only = jobs, config, clock, observe_only
+        self._adopt_s = adopt_s
+        self._began_s: float | None = None
         self._known: dict[str, _Known] = {}
         self._arrived = 0
         self._plan: list[PoolAction] = []
@@ -89,6 +104,12 @@ class PoolDriver:
         """Go on with what was decided, or decide anew."""
         present = {name: job for name, job in self._jobs.items() if not job.over and job.sharing.wanted}
         self._count(present)
+        if self._adopts():
+            for name in present:
+                self._known[
+                    name
+                ].why_waits = "the hub has just started: agents of other jobs may still report"
+            return
         if self._observe_only:
             self._say(self._decide(present), present)
             return
@@ -97,16 +118,29 @@ class PoolDriver:
             self._planned_s = self._clock.monotonic_s()
         self._go_on(present)
 
+    def _adopts(self) -> bool:
+        """Whether agents of jobs that run may not have reported to this new hub yet."""
+        now_s = self._clock.monotonic_s()
+        if self._began_s is None:
+            self._began_s = now_s
+        return now_s - self._began_s < self._adopt_s
+
     # -- deciding -----------------------------------------------------------------------------------------
 
     def _count(self, present: Mapping[str, PooledJob]) -> None:
-        """Count the hours of jobs, and forget those that are over."""
+        """Count the hours of jobs, and forget those that are over.
+
+        A job that a person stopped has no promise. Its hours begin anew with the next one.
+        """
         now_s = self._clock.monotonic_s()
         for name in sorted(present.keys() - self._known.keys()):
             self._known[name] = _Known(order=self._arrived)
             self._arrived += 1
         for name in [name for name in self._known if name not in self._jobs or self._jobs[name].over]:
             del self._known[name]
+        for name, known in self._known.items():
+            if self._jobs[name].sharing.kept_stopped:
+                known.promised, known.account = False, None
         for name, job in present.items():
             account = self._known[name].account
             if account is not None:
@@ -157,14 +191,42 @@ class PoolDriver:
         self._issued = [action for action in self._issued if not self._is_done(action, present)]
         if self._clock.monotonic_s() - self._planned_s > self._config.plan_s:
             self._plan, self._issued = [], []
-        while self._plan and not self._issued:
-            stage = next(stage for stage in STAGES if any(a.what in stage for a in self._plan))
-            now = [action for action in self._plan if action.what in stage]
-            self._plan = [action for action in self._plan if action.what not in stage]
-            for action in now:
-                if action.job in present and not self._carry_out(action, present[action.job].sharing):
-                    self._plan, self._issued = [], []
-                    return
+        for action in [action for action in self._plan if action.job in present]:
+            busy = any(action.job == other.job for other in self._issued)
+            if busy or not fits(self._change(action, present), self._used(present), self._config.devices):
+                continue
+            self._plan.remove(action)
+            if not self._carry_out(action, present[action.job].sharing):
+                self._plan, self._issued = [], []
+                return
+        self._plan = [action for action in self._plan if action.job in present]
+        if self._plan and not self._issued:
+            self._untie(present)
+
+    def _used(self, present: Mapping[str, PooledJob]) -> Counter[str]:
+        """Devices in use by host, also those that a job is about to leave."""
+        used = self._ending()
+        for job in present.values():
+            used.update(_devices(job.sharing.holds(), job.sharing.unit))
+        return used
+
+    def _change(self, action: PoolAction, present: Mapping[str, PooledJob]) -> Change:
+        share = present[action.job].sharing
+        held, after = (_devices(blocks, share.unit) for blocks in (share.holds(), action.after))
+        return Change(job=action.job, held=held, after=after)
+
+    def _untie(self, present: Mapping[str, PooledJob]) -> None:
+        """Where jobs wait for each other, the newest of the lowest tier stops. It goes on once it can."""
+        changes = [self._change(action, present) for action in self._plan]
+        names = {change.job for change in tied(changes, self._used(present), self._config.devices)}
+        if not names:
+            return
+        name = max(names, key=lambda n: (rank_of(present[n].sharing.tier), self._known[n].order))
+        action = next(action for action in self._plan if action.job == name)
+        held = dict(present[name].sharing.holds())
+        stop = replace(action, what="preempt", before=held, after={})
+        if not self._carry_out(stop, present[name].sharing):
+            self._plan, self._issued = [], []
 
     def _carry_out(self, action: PoolAction, share: JobShare) -> bool:
         """Begin an action. Returns False where that could not be done now: the rest is decided anew."""
@@ -201,7 +263,7 @@ class PoolDriver:
         jobs: list[PoolJobRow] = []
         for name, job in present.items():
             demand, known = job.sharing.demand(0), self._known[name]
-            used.update({host: blocks * demand.unit for host, blocks in demand.placed.items()})
+            used.update(_devices(demand.placed, demand.unit))
             hours = known.account.hours if known.account is not None else []
             jobs.append(
                 {

@@ -15,7 +15,7 @@ from pulsetrain.protocol.late_rows import column
 from pulsetrain.recovery import elasticity, faults, moving, resume_nodes, standby_care
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.new_share import NewShare
-from pulsetrain.recovery.nodes import Node
+from pulsetrain.recovery.nodes import GONE, Node, NodeState
 from pulsetrain.recovery.pool.demand import JobDemand, Tier, tier_of
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.saves import (
@@ -34,6 +34,7 @@ from pulsetrain.recovery.transitions import PREEMPTED, TERMINAL, Event, Phase
 ACTOR = moving.POOL
 HELD = moving.SHARE
 ENDED = "gone"  # the state of a rank without a process
+LOST_S = 60.0  # so long after a node was lost, its ranks may run on where only its connection broke
 
 
 class Loop(Protocol):
@@ -56,6 +57,11 @@ def _runs_ranks(node: Node) -> bool:
     return beat is not None and any(state != ENDED for state in column(beat.ranks, "state"))
 
 
+def _is_awaited(node: Node) -> bool:
+    """Whether a node has no connection just now. It is lost if it does not come back."""
+    return not node.connected and node.state not in GONE
+
+
 def _could_run(node: Node) -> bool:
     """Whether a node could run ranks. One that is only unchecked is checked once the job has it."""
     return node.usable and node.cordon in ("", standby_care.NEW)
@@ -74,13 +80,15 @@ class JobShare:
         return tier_of(next((node.hello.tier for node in nodes), Tier.STANDARD))
 
     @property
+    def unit(self) -> int:
+        """Devices that it holds on each of its nodes."""
+        return next(node.hello.nproc_per_node for node in self._state.members.nodes.values())
+
+    @property
     def wanted(self) -> bool:
         """Whether it wants devices: not over, not stopped by a person, and enough of its agents are here."""
         state = self._state
-        if state.phase in TERMINAL or state.ended_by:
-            return False
-        theirs = state.move is not None and state.move.request.actor != ACTOR
-        if state.phase in PREEMPTED and theirs:
+        if state.phase in TERMINAL or state.ended_by or self.kept_stopped:
             return False
         return bool(self.holds()) or sum(self.reachable().values()) >= state.resizing.sizes.smallest
 
@@ -95,9 +103,29 @@ class JobShare:
         """Whether nothing is under way: it trains, waits for nodes, or is pre-empted."""
         state = self._state
         if state.phase is Phase.RUNNING:
-            idle = state.move is None and state.new_share is None and state.recovery is None
-            return idle and state.attempt.first_step_done
+            idle = state.move is None and state.new_share is None
+            trains = state.recovery is None and state.attempt.first_step_done
+            return idle and (trains or self._starts_long())
         return self.resting or (state.phase is Phase.WAITING and state.new_share is None)
+
+    @property
+    def kept_stopped(self) -> bool:
+        """Whether a person has stopped it."""
+        state = self._state
+        theirs = state.move is not None and state.move.request.actor != ACTOR
+        return state.phase in PREEMPTED and theirs
+
+    def _starts_long(self) -> bool:
+        """Whether its first step does not come, so that nothing is lost by stopping it.
+
+        After `stepless_s` a script that names no steps counts as training.
+        """
+        state, attempt = self._state, self._state.attempt
+        if attempt.first_step_done or state.last_step > attempt.restore_step or attempt.image is not None:
+            return False
+        started = state.recovery is None or state.recovery.fault.event is Event.RESUME
+        patience_s = max(state.services.pool.pause_s, state.services.policy.stepless_s)
+        return started and (state.now_ns() - attempt.started_ns) / 1e9 > patience_s
 
     def reachable(self) -> Counter[str]:
         """How many of its nodes could run ranks on each machine."""
@@ -117,7 +145,8 @@ class JobShare:
     def holds(self) -> Counter[str]:
         """How many of its nodes hold devices on each machine, those that it changes over to included."""
         names = self._held()
-        return Counter(machine(n) for n in self._state.members.nodes.values() if n.usable and n.name in names)
+        nodes = [n for n in self._state.members.nodes.values() if n.name in names]
+        return Counter(machine(n) for n in nodes if n.usable or _is_awaited(n))
 
     def _held(self) -> frozenset[str]:
         """The names of these nodes, also where they are lost."""
@@ -133,15 +162,23 @@ class JobShare:
     def ending(self) -> Counter[str]:
         """How many devices on each machine are not free yet, because ranks there have not ended.
 
-        The job does not hold them any more. A rank may hang in the kernel, or its agent may answer late.
+        The job does not hold them any more. A rank may hang in the kernel, or its agent may answer late. Or
+        the node is lost, and nobody knows for a while whether its ranks run on.
         """
         held = self._held() if self.wanted else frozenset()
         devices: Counter[str] = Counter()
         for node in self._state.members.nodes.values():
-            holds = node.usable and node.name in held
-            if node.connected and not holds and _runs_ranks(node):
+            holds = (node.usable or _is_awaited(node)) and node.name in held
+            if (node.connected or self._may_run_on(node)) and not holds and _runs_ranks(node):
                 devices[machine(node)] += node.hello.nproc_per_node
         return devices
+
+    def _may_run_on(self, node: Node) -> bool:
+        """Whether ranks of a lost node may run. Nobody has said that they or their agent ended."""
+        lost = node.state is NodeState.LOST or _is_awaited(node)
+        if not lost or node.leaving is not None or node.closed_s is None:
+            return False
+        return self._state.services.clock.monotonic_s() - node.closed_s < LOST_S
 
     def speed(self) -> float:
         """The present share of its full speed. Steps that are done again are no work."""
@@ -157,19 +194,22 @@ class JobShare:
         other = sizes.largest if world == sizes.smallest else sizes.smallest
         largest = sizes.fit(state.resizing.cap) or sizes.largest  # a person may want fewer
         rigid = bool(world and elasticity.why_not_size(state, other))
-        nproc = next(node.hello.nproc_per_node for node in state.members.nodes.values())
         return JobDemand(
             name=state.name,
             tier=self.tier,
-            unit=nproc,
+            unit=self.unit,
             least=world if rigid else sizes.smallest,
             most=world if rigid else largest,
             step=1 if rigid else sizes.unit,
             order=order,
             placed=dict(self.holds()),
             nodes=dict(self.reachable()),
-            busy=not self.settled or bool(self._refusal()),
+            busy=not self.settled or self._awaits_node() or bool(self._refusal()),
         )
+
+    def _awaits_node(self) -> bool:
+        """Whether one of its nodes has no connection just now."""
+        return any(_is_awaited(node) for node in self._state.members.world_nodes())
 
     def _refusal(self) -> str:
         state = self._state
@@ -267,6 +307,8 @@ def _change_size(job: JobState) -> None:
 
 
 def _saved(job: JobState, share: NewShare) -> bool:
+    if job.last_step < 0 and not job.attempt.first_step_done:
+        return True  # there is nothing to save
     if share.asked_in != job.attempt.number:
         share.asked_in = job.attempt.number
         if has_checkpointer(job) and not saves_every_step(job):

@@ -243,7 +243,7 @@ class JobState:
         self.resizing.why_not = ""
         self.hangs.forget()
         self._doubt(fault)
-        if not self.attempt.first_step_done:
+        if not self.attempt.first_step_done and fault.cause != "share":
             self.restarts.idle += 1
         self.keep_restarts()
 

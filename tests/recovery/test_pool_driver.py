@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.messages import Held, Start, Stop
-from pulsetrain.recovery import actions
+from pulsetrain.recovery import actions, pool_driver
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.pool.config import PoolConfig
+from pulsetrain.recovery.pool.decide import Decision, PoolAction
 from pulsetrain.recovery.pool_driver import PoolDriver
 from pulsetrain.recovery.transitions import Phase
-from tests.recovery.fakes import Fleet, run
+from tests.recovery.fakes import FakeClock, Fleet, run
+from tests.recovery.pool.jobs import crowded, job
+from tests.recovery.pool.model_jobs import ModelJob
 
 SMALL = PoolConfig(devices_per_machine=2, reserve_ratio=0.0, grow_after_s=0.0, pause_s=1.0, wait_s=5.0)
 
@@ -22,14 +30,14 @@ class Pool:
     def __init__(self, config=SMALL, policy=None, sizes=(0, 1)):
         self.fleet = Fleet("", nnodes=1, policy=policy, pool=config, sizes=sizes)
         controller, observe = self.fleet.controller, bool(policy and policy.observe_only)
-        self.driver = PoolDriver(controller.jobs, config, self.fleet.clock, observe_only=observe)
+        self.driver = PoolDriver(controller.jobs, config, self.fleet.clock, observe_only=observe, adopt_s=0.0)
         self.agents = []
         self.step = 0
 
-    def come(self, job, tier, host="h", *, node="", nnodes=1, least=0):
+    def come(self, job, tier, host="h", *, node="", nnodes=1, least=0, **agent):
         self.fleet.nnodes, self.fleet.sizes = nnodes, (least, 1)
         agent = self.fleet.join(
-            node or f"{job}-{host}", job=job, tier=tier, host=host, pid=len(self.agents) + 1
+            node or f"{job}-{host}", job=job, tier=tier, host=host, pid=len(self.agents) + 1, **agent
         )
         self.agents.append(agent)
         return agent
@@ -39,8 +47,8 @@ class Pool:
         for _ in range(seconds):
             self.step += 1
             for agent in self.agents:
-                agent.steps = dict.fromkeys(agent.steps, self.step)
-                if agent.steps:
+                if agent.steps and not agent.stepless:
+                    agent.steps = dict.fromkeys(agent.steps, self.step)
                     agent.held = tuple(self._held(agent))
                 agent.send_heartbeat()
             await self.fleet.settle(1.0)
@@ -167,6 +175,36 @@ def test_a_job_without_a_checkpoint_is_not_stopped():
     run(scenario)
 
 
+def test_a_job_whose_first_step_does_not_come_makes_room_for_a_premium_one():
+    async def scenario():
+        pool = Pool(policy=Policy(stepless_s=10.0))
+        pool.come("b", "basic", stepless=True)
+        await pool.pass_(4)
+        pool.come("p", "premium")
+        await pool.pass_(4)
+        assert (pool.phase("b"), pool.phase("p")) == (Phase.RUNNING, Phase.PREEMPTED)
+        await pool.pass_(16)
+        assert (pool.phase("b"), pool.phase("p")) == (Phase.PREEMPTED, Phase.RUNNING)
+        assert pool.fleet.journal.last("preempted")["detail"]["lost_steps"] == 0
+
+    run(scenario)
+
+
+def test_a_job_before_its_first_step_changes_over_without_a_save():
+    async def scenario():
+        pool = Pool(policy=Policy(stepless_s=5.0))
+        for host in ("h", "i"):
+            pool.come("b", "basic", host, nnodes=2, least=1, stepless=True)
+        await pool.pass_(12)
+        assert pool.world("b") == ["b-h", "b-i"]
+        pool.come("p", "premium", "i")
+        await pool.pass_(20)
+        assert (pool.world("b"), pool.phase("p")) == (["b-h"], Phase.RUNNING)
+        assert pool.fleet.controller.jobs["b"]._state.restarts.idle == 0
+
+    run(scenario)
+
+
 def test_a_job_that_a_person_stopped_stays_stopped():
     async def scenario():
         from tests.recovery.test_moving import request
@@ -219,3 +257,153 @@ def test_without_a_pool_jobs_start_at_once():
         assert pool.driver.row() is None
 
     run(scenario)
+
+
+class ModelPool:
+    """The driver with jobs that change over when they are told to."""
+
+    def __init__(self, slots, demands=(), adopt_s=0.0):
+        self.slots, self.jobs, self.clock = dict(slots), {}, FakeClock()
+        machines = ",".join(f"{host}={devices}" for host, devices in slots.items())
+        config = PoolConfig(machines=machines, reserve_ratio=0.0, grow_after_s=0.0, pause_s=1.0)
+        self.driver = PoolDriver(self.jobs, config, self.clock, observe_only=False, adopt_s=adopt_s)
+        for demand in demands:
+            self.add(demand)
+
+    def add(self, demand):
+        nodes = {host: devices // demand.unit for host, devices in self.slots.items()}
+        self.jobs[demand.name] = ModelJob(replace(demand, nodes=nodes))
+
+    def look(self):
+        self.clock.now_s += 1.0
+        self.driver.look()
+        self.check()
+
+    def finish(self, names=None):
+        for name in self.jobs if names is None else names:
+            self.jobs[name].sharing.finish()
+            self.check()
+
+    def pass_(self, looks):
+        for _ in range(looks):
+            self.look()
+            self.finish()
+
+    def check(self):
+        """No machine is over its devices."""
+        used = sum((each.sharing.uses() for each in self.jobs.values() if not each.over), Counter())
+        assert all(devices <= self.slots[host] for host, devices in used.items())
+
+    def row(self, name):
+        return next(row for row in self.driver.row()["jobs"] if row["job"] == name)
+
+    def placed(self, name):
+        return self.jobs[name].sharing.placed
+
+    def changes(self, name):
+        return not self.jobs[name].sharing.settled
+
+
+def test_a_job_starts_only_once_one_that_grows_elsewhere_has_left():
+    moves = job("m", "basic", 4, least=1, placed={"x": 1, "y": 2})
+    pool = ModelPool({"x": 4, "y": 4}, [moves, job("p", "standard", 1, unit=4, order=1)])
+    pool.look()
+    assert (pool.changes("m"), pool.changes("p")) == (True, False)
+    assert pool.jobs["m"].sharing.target == {"y": 4}
+    pool.finish()
+    pool.look()
+    assert not pool.changes("p")  # the ranks of m have not ended
+    for _ in range(2):
+        pool.finish()
+        pool.look()
+    pool.finish()
+    assert (pool.placed("m"), pool.placed("p")) == ({"y": 4}, {"x": 1})
+
+
+def test_what_is_free_is_given_beside_a_change_that_takes_long():
+    lower = job("b", "basic", 1, placed={"x": 1})
+    pool = ModelPool({"x": 1, "y": 1}, [lower])
+    pool.add(job("p", "premium", 1, order=1))
+    pool.add(job("q", "premium", 1, order=2))
+    pool.look()
+    assert {name: pool.changes(name) for name in "bpq"} == {"b": True, "p": True, "q": False}
+
+
+def test_a_job_that_a_person_stopped_gets_its_promise_anew():
+    pool = ModelPool({"x": 8}, [job("p", "premium", 8)])
+    pool.pass_(2)
+    assert pool.row("p")["promised"]
+    first = pool.jobs["p"].sharing
+    first.stopped_by_person()
+    pool.add(job("q", "premium", 8))
+    pool.pass_(2)
+    first.wanted, first.kept_stopped = True, False
+    pool.pass_(2)
+    assert (pool.row("p")["promised"], pool.row("q")["promised"]) == (False, True)
+    assert pool.row("p")["why_waits"] == "the pool's promises to others leave too little for it"
+    pool.jobs["q"].over = True
+    pool.pass_(2)
+    assert pool.row("p")["promised"]
+
+
+def test_hours_that_a_person_kept_a_job_stopped_are_not_held_against_the_pool():
+    pool = ModelPool({"x": 8}, [job("s", "standard", 8, least=1)])
+    pool.pass_(2)
+    share = pool.jobs["s"].sharing
+    share.stopped_by_person()
+    pool.pass_(1)
+    pool.clock.now_s += 3 * 3600.0
+    share.wanted, share.kept_stopped = True, False
+    pool.pass_(2)
+    assert (pool.row("s")["hour_share"], pool.placed("s")) == (None, {"x": 8})
+    pool.add(job("p", "premium", 2, order=1))
+    pool.pass_(4)
+    assert (pool.placed("s"), pool.placed("p")) == ({"x": 6}, {"x": 2})
+
+
+def test_a_new_hub_gives_no_devices_away_before_running_jobs_have_reported():
+    pool = ModelPool({"x": 2}, [job("w", "premium", 2)], adopt_s=10.0)
+    pool.pass_(5)
+    assert not pool.changes("w")
+    assert pool.row("w")["why_waits"].startswith("the hub has just started")
+    pool.add(job("b", "basic", 2, placed={"x": 2}))  # it has run all the time
+    pool.pass_(12)
+    done = [(a["what"], a["job"]) for a in pool.driver.row()["actions"]]
+    assert done == [("preempt", "b"), ("start", "w")]
+
+
+@settings(max_examples=40, deadline=None)
+@given(crowded(), st.data())
+def test_no_machine_is_over_its_devices_in_whatever_order_changes_end(jobs, data):
+    """And nothing waits for ever."""
+    slots, small, large, leaves = jobs
+    pool = ModelPool(slots, small)
+    pool.pass_(4)
+    for name in leaves:
+        pool.jobs[name].over = True
+    for demand in large:
+        pool.add(demand)
+    for _ in range(4):
+        pool.look()
+        pool.finish([name for name in sorted(pool.jobs) if data.draw(st.booleans())])
+    pool.pass_(20)
+    done = len(pool.driver.row()["actions"])
+    pool.pass_(2)
+    assert len(pool.driver.row()["actions"]) == done
+
+
+def test_of_jobs_that_wait_for_each_other_the_lower_one_stops_first(monkeypatch):
+    pool = ModelPool({"x": 1, "y": 1})
+    pool.add(job("s", "standard", 1, placed={"x": 1}))
+    pool.add(job("b", "basic", 1, placed={"y": 1}, order=1))
+    swap = [
+        PoolAction(what="migrate", job=name, before=before, after=after, reason="a test", price_device_s=1.0)
+        for name, before, after in (("b", {"y": 1}, {"x": 1}), ("s", {"x": 1}, {"y": 1}))
+    ]
+    plan = [Decision(actions=tuple(swap), promised=frozenset(), waiting={})]
+    nothing = Decision(actions=(), promised=frozenset(), waiting={})
+    monkeypatch.setattr(pool_driver, "decide", lambda *_: plan.pop() if plan else nothing)
+    pool.pass_(8)
+    assert (pool.placed("s"), pool.placed("b")) == ({"y": 1}, {"x": 1})
+    done = [(a["what"], a["job"]) for a in pool.driver.row()["actions"]]
+    assert done == [("preempt", "b"), ("migrate", "s"), ("migrate", "b")]

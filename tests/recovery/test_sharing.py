@@ -9,6 +9,7 @@ import pytest
 from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.messages import SaveFrom, Stop
 from pulsetrain.recovery.move_request import MoveRequest
+from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.pool.config import PoolConfig
 from pulsetrain.recovery.transitions import Phase
@@ -276,7 +277,7 @@ def test_a_job_that_a_person_resumes_waits_for_the_pool():
         fleet.controller.move("j", person("resume"), dry_run=False)
         await fleet.settle(1.0)
         assert fleet.job.phase is Phase.PREEMPTED
-        assert fleet.share.wanted
+        assert (fleet.share.wanted, fleet.share.kept_stopped) == (True, False)
         fleet.share.give({"a": 1, "b": 1}, "a test", 5.0)
         await fleet.settle(1.0)
         assert fleet.job.phase is Phase.RUNNING
@@ -306,6 +307,63 @@ def test_a_job_that_a_person_stops_keeps_its_devices_until_its_ranks_have_ended(
     run(scenario)
 
 
+async def trains_on_two_nodes():
+    fleet = Held("abc")
+    await fleet.settle(1.0)
+    fleet.share.give({"a": 1, "b": 1}, "a test", 5.0)
+    await fleet.settle(1.0)
+    for agent in fleet.agents.values():
+        agent.complete(5, peer_of=range(4))
+    return fleet
+
+
+async def loses(fleet, name):
+    fleet.agents[name].drop()
+    for _ in range(6):
+        await fleet.settle(0.5)
+    assert fleet.node(name).state is NodeState.LOST
+
+
+def test_a_node_that_may_come_back_holds_its_devices_and_its_job_is_left_alone():
+    async def scenario():
+        fleet = await trains_on_two_nodes()
+        fleet.agents["b"].drop()
+        assert fleet.share.holds() == {"a": 1, "b": 1}
+        assert (fleet.share.ending(), fleet.share.demand(0).busy) == ({}, True)
+        fleet.agents["b"].reconnect(attempt=0)
+        assert not fleet.share.demand(0).busy
+
+    run(scenario)
+
+
+def test_devices_of_a_lost_node_are_free_after_a_minute():
+    async def scenario():
+        fleet = await trains_on_two_nodes()
+        await loses(fleet, "b")
+        assert fleet.share.ending() == {"b": 2}
+        fleet.clock.now_s += 50.0
+        assert fleet.share.ending() == {"b": 2}
+        fleet.clock.now_s += 20.0
+        assert fleet.share.ending() == {}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("says", ["leaves", "ended"])
+def test_devices_of_a_lost_node_are_free_at_once_where_its_agent_said_so(says):
+    async def scenario():
+        fleet = await trains_on_two_nodes()
+        if says == "leaves":
+            fleet.agents["b"].leaves()
+        else:
+            fleet.agents["b"].steps = {}
+            fleet.agents["b"].send_heartbeat()
+        await loses(fleet, "b")
+        assert fleet.share.ending() == {}
+
+    run(scenario)
+
+
 def test_a_person_may_keep_a_job_stopped_that_the_pool_has_stopped():
     async def scenario():
         fleet = Held("ab")
@@ -314,6 +372,7 @@ def test_a_person_may_keep_a_job_stopped_that_the_pool_has_stopped():
         fleet.controller.move("j", person("preempt"), dry_run=False)
         await fleet.settle(1.0)
         assert (fleet.job.phase, fleet.share.wanted) == (Phase.PREEMPTED, False)
+        assert fleet.share.kept_stopped
         with pytest.raises(UsageError, match="preempted already"):
             fleet.controller.move("j", person("preempt"), dry_run=False)
 

@@ -1,4 +1,5 @@
-"""Where a rank gives its device away and takes it again: around all that waits for other ranks.
+"""Where a rank gives its device away and takes it again: around all that waits for other ranks, and where it
+asks in vain whether they are done.
 
 While no device is shared, a wait costs one look at a word more.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import sys
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -63,6 +65,8 @@ def _hook_waits(turns: DeviceTurns, *, all_of_them: bool) -> None:
     for owner, name in places:
         if hasattr(owner, name):
             setattr(owner, name, around(turns, getattr(owner, name)))
+    for owner, name in ((native.Work, "is_completed"), (torch._C.Future, "done")):
+        setattr(owner, name, asked(turns, getattr(owner, name)))
 
 
 def around(turns: DeviceTurns, original: Callable[P, T]) -> Callable[P, T]:
@@ -80,3 +84,22 @@ def around(turns: DeviceTurns, original: Callable[P, T]) -> Callable[P, T]:
             turns.enter()
 
     return wait
+
+
+def asked(turns: DeviceTurns, original: Callable[P, bool]) -> Callable[P, bool]:
+    """As `original`, by which a script asks whether other ranks are done. If not, they may have the device.
+
+    A script may ask again and again. Pulsetrain's own hooks ask once, and go on computing.
+    """
+    words = turns.words
+
+    @functools.wraps(original)
+    def ask(*args: P.args, **kwargs: P.kwargs) -> bool:
+        done = original(*args, **kwargs)
+        if not done and (words[W_DEVICE] or turns.held >= 0):
+            asks = str(sys._getframe(1).f_globals.get("__name__", ""))
+            if not asks.startswith("pulsetrain."):
+                turns.let_pass()
+        return done
+
+    return ask

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from threading import get_ident
-from time import perf_counter_ns
+from time import perf_counter_ns, sleep
 from typing import Literal, Protocol
 
 from pulsetrain.collectors.layout import (
@@ -37,6 +37,8 @@ from pulsetrain.records.schema import CATEGORIES
 PHASE = "device_wait"
 LANE = "device"
 SHOWN_NS = 100_000  # shorter waits for a device are counted, and not recorded one by one
+POLL_NS = 1_000_000  # a turn lasts at least so long where a rank asks in vain whether others are done
+LETS_PASS_S = 0.0005  # who was woken needs a moment to lock a device that is free again
 
 
 @dataclass(frozen=True)
@@ -100,8 +102,9 @@ class DeviceTurns:
     with each turn on a shared device. Waits nest: only the outermost one gives the device away.
     """
 
-    def __init__(self, state: RankState, locks: Locks) -> None:
-        self._state, self._locks = state, locks
+    def __init__(self, state: RankState, locks: Locks, pause: Callable[[float], None] = sleep) -> None:
+        self._state, self._locks, self._pause = state, locks, pause
+        self._taken = 0
         self._main = get_ident()
         self._depth = 0
         self._changing = threading.Lock()
@@ -134,6 +137,18 @@ class DeviceTurns:
         if self._depth == 0 and words[W_DEVICE] and not words[W_DEVICE_REFUSED]:
             self.take()
 
+    def let_pass(self) -> None:
+        """The main thread has asked in vain whether others are done. Who waits for the device gets it."""
+        if get_ident() != self._main or self._depth or self._state.words[W_DEVICE_REFUSED]:
+            return
+        if perf_counter_ns() - self._taken < POLL_NS:
+            return
+        self.leave()
+        try:
+            self._pause(LETS_PASS_S)
+        finally:  # a signal handler of the script may raise
+            self.enter()
+
     def begin_again(self) -> None:
         """A new attempt begins in this process. A wait that the last one left open is over."""
         self._depth = 0
@@ -164,6 +179,7 @@ class DeviceTurns:
                 processor.leave_wait(now)
             if at < STACK_END:
                 words[at >> 3] = 0
+        self._taken = now
         if self.on_take is not None and self.held >= 0:
             self.on_take()
         self._waited(began, now)

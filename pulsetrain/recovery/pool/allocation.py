@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping
 
 from pulsetrain.recovery.pool.demand import JobDemand, Prices
+from pulsetrain.recovery.pool.promises import floor_of
 
 Placement = dict[str, int]
 
@@ -44,7 +45,7 @@ class Allocation:
         for node, devices in self.free.items():
             self._by_free[devices].add(node)
         self.floors = {
-            job.name: job.floor(prices.margin) if job.promised else 0 for job in self.jobs.values()
+            job.name: floor_of(job, slots, prices) if job.promised else 0 for job in self.jobs.values()
         }
         self.stuck = math.inf
 

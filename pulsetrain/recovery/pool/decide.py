@@ -2,8 +2,9 @@
 
 Singularity (arXiv 2202.07848, section 2) promises shares of each hour: 0.95 of a premium job's ideal work,
 0.70 of a standard one's, nothing to a basic one. Here a promise is given once the floors of all promised jobs
-fit into the pool, less a reserve for failures. A promise is only broken when devices fail, and the newest job
-of the lowest tier comes first then. What is left goes to whoever can use it.
+fit into the pool, less a reserve for failures, and onto the machines that these can use. A promise is only
+broken when devices fail, and the newest job of the lowest tier comes first then. What is left goes to whoever
+can use it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from pulsetrain.recovery.pool.allocation import Allocation
-from pulsetrain.recovery.pool.demand import JobDemand, Prices, Tier, rank_of
+from pulsetrain.recovery.pool.demand import JobDemand, Prices
 from pulsetrain.recovery.pool.making_room import (
     can_reclaim,
     defragment,
@@ -21,6 +22,7 @@ from pulsetrain.recovery.pool.making_room import (
     reclaim,
     reclaim_and_move,
 )
+from pulsetrain.recovery.pool.promises import own_blocks, promises
 
 MOST_ROUNDS = 4  # what one job leaves over may be enough for one that was looked at before
 LOST = "its devices failed"
@@ -69,12 +71,13 @@ class Decision:
 def decide(slots: Mapping[str, int], jobs: Iterable[JobDemand], prices: Prices) -> Decision:
     """The next allocation of the devices `slots` (by node). The order of `jobs` has no influence.
 
+    >>> from pulsetrain.recovery.pool.demand import Tier
     >>> job = JobDemand(name="j", tier=Tier.PREMIUM, unit=2, least=1, most=1, order=0)
     >>> [action.what for action in decide({"a": 2}, [job], Prices()).actions]
     ['start']
     """
     nodes = {node: slots[node] for node in sorted(slots)}
-    promised = promises(sum(nodes.values()), jobs, prices)
+    promised = promises(nodes, jobs, prices)
     known = sorted((_promised(j, j.name in promised) for j in jobs), key=_turn)
     allocation = Allocation(nodes, known, prices)
     _end_overload(allocation)
@@ -102,39 +105,18 @@ def _turn(job: JobDemand) -> tuple[int, int, str]:
     return job.rank, job.order, job.name
 
 
-def promises(devices: int, jobs: Iterable[JobDemand], prices: Prices) -> frozenset[str]:
-    """The jobs whose guarantee holds: those that have it already, then others in their turn.
-
-    A job that does not fit lets no later one of its tier pass, unless the whole pool is too small for it.
-    """
-    wanting = sorted((j for j in jobs if j.guaranteed), key=lambda j: (not j.promised, *_by_tier(j)))
-    promised: set[str] = set()
-    closed: set[Tier] = set()
-    sum_ = 0
-    limit = devices * (1 - prices.reserve_ratio)
-    for job in wanting:
-        need = job.floor(prices.margin) * job.unit
-        if job.promised:
-            promised.add(job.name)
-            sum_ += need
-        elif job.tier not in closed and need <= limit:
-            if sum_ + need <= limit:
-                promised.add(job.name)
-                sum_ += need
-            else:
-                closed.add(job.tier)
-    return frozenset(promised)
-
-
-def _by_tier(job: JobDemand) -> tuple[int, int, str]:
-    return rank_of(job.tier), job.order, job.name
-
-
 def _end_overload(allocation: Allocation) -> None:
-    """No node may have more in use than it has. Lower ranks and newer jobs stop first."""
+    """No node may have more in use than it has. Lower ranks and newer jobs stop first.
+
+    Where a busy job of lower rank holds enough, nothing of higher rank stops: it is waited for.
+    """
     for node, free in list(allocation.free.items()):
-        for job in sorted(allocation.held_on(node), key=_turn, reverse=True) if free < 0 else ():
-            if allocation.free[node] < 0 and not job.busy:
+        over = -free
+        for job in sorted(allocation.held_on(node), key=_turn, reverse=True) if over > 0 else ():
+            if over <= 0:
+                break
+            over -= allocation.placed[job.name][node] * job.unit
+            if not job.busy:
                 allocation.release(job, f"{node} has fewer devices than are in use")
 
 
@@ -273,6 +255,10 @@ def _why_waits(allocation: Allocation, job: JobDemand) -> str:
         return allocation.why[job.name]
     if job.least * job.unit > allocation.devices:
         return f"it needs {job.least * job.unit} devices, the pool has {allocation.devices}"
+    own = own_blocks(job, allocation.slots)
+    if own is not None and job.least > own:
+        needed, has = job.least * job.unit, own * job.unit
+        return f"it needs {needed} devices, the machines that it can use have {has}"
     if job.guaranteed and not job.promised:
         return "the pool's promises to others leave too little for it"
     return f"{job.least * job.unit} free devices are needed, {max(0, allocation.total_free)} are free"

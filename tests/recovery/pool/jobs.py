@@ -70,3 +70,27 @@ def histories(draw):
     cuts = sorted(draw(st.lists(st.integers(0, count), max_size=2)))
     failures = draw(st.lists(st.sampled_from(sorted(slots)), max_size=2))
     return slots, jobs, cuts, failures
+
+
+@st.composite
+def crowded(draw):
+    """A pool of machines of four devices, small jobs on some of them, and larger ones that come after."""
+    slots = {host: 4 for host in "wxyz"[: draw(st.integers(2, 4))]}
+    small = []
+    for number in range(draw(st.integers(1, 5))):
+        least = draw(st.integers(1, 2))
+        tier = draw(st.sampled_from([Tier.BASIC, Tier.STANDARD]))
+        most = draw(st.integers(least, 6))
+        small.append(JobDemand(name=f"s{number}", tier=tier, unit=1, least=least, most=most, order=number))
+    large = []
+    for number in range(draw(st.integers(1, 3))):
+        tier, unit, blocks = (
+            draw(st.sampled_from(list(Tier))),
+            draw(st.sampled_from([2, 4])),
+            draw(st.integers(1, 2)),
+        )
+        large.append(
+            JobDemand(name=f"l{number}", tier=tier, unit=unit, least=1, most=blocks, order=9 + number)
+        )
+    leaves = draw(st.lists(st.sampled_from([each.name for each in small]), unique=True))
+    return slots, small, large, leaves

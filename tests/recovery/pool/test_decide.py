@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 
 from pulsetrain.recovery.pool import decide as module
-from pulsetrain.recovery.pool.decide import decide, promises
-from pulsetrain.recovery.pool.demand import Prices, Tier
+from pulsetrain.recovery.pool.decide import decide
+from pulsetrain.recovery.pool.demand import Tier
 from tests.recovery.pool.jobs import EAGER, carry_out, histories, job, rows
 
 
@@ -93,12 +93,6 @@ def test_a_job_goes_on_with_the_allowed_size_that_is_left():
     assert rows(decide({"b": 3}, jobs, EAGER)) == [("shrink", "j", {"b": 2})]
 
 
-def test_a_reserve_is_promised_to_nobody():
-    wanting = [job("p", "premium", 9), job("q", "premium", 1, order=1), job("r", "standard", 1, order=2)]
-    assert promises(10, wanting, Prices(reserve_ratio=0.1)) == {"p"}
-    assert promises(10, wanting, Prices(reserve_ratio=0.0)) == {"p", "q"}
-
-
 def test_a_job_that_the_pool_can_never_hold_lets_others_pass():
     wanting = [job("p", "premium", 11), job("q", "premium", 1, order=1)]
     decision = decide({"n": 10}, wanting, EAGER)
@@ -122,6 +116,15 @@ def test_a_busy_job_is_left_alone():
 def test_a_node_with_more_in_use_than_it_has_loses_the_lowest_rank():
     jobs = [job("b", "basic", 1, placed={"n": 1}), job("p", "premium", 1, placed={"n": 1}, promised=True)]
     assert rows(decide({"n": 1}, jobs, EAGER)) == [("preempt", "b", {})]
+
+
+def test_a_busy_job_of_lower_rank_is_waited_for_before_a_premium_one_stops():
+    premium = job("p", "premium", 1, placed={"n": 1}, promised=True)
+    busy = job("b", "basic", 1, placed={"n": 1}, busy=True, order=1)
+    assert decide({"n": 1}, [busy, premium], EAGER).actions == ()
+    standard = job("s", "standard", 1, placed={"n": 1}, promised=True, order=2)
+    assert rows(decide({"n": 1}, [busy, premium, standard], EAGER)) == [("preempt", "s", {})]
+    assert rows(decide({"n": 1}, [replace(busy, busy=False), premium], EAGER)) == [("preempt", "b", {})]
 
 
 def in_use(jobs):

@@ -128,6 +128,15 @@ def digests(entries: Sequence[Entry], numbers: bytes) -> list[int]:
     return [*(digest(entry.tensor) for entry in entries), xxhash.xxh3_64_intdigest(numbers) >> 1]
 
 
+def wrote_gradients(before: Sequence[int], after: Sequence[int], gradients: int) -> bool:
+    """Whether an update has changed gradients: the last so many digests but one, of its numbers.
+
+    >>> wrote_gradients([1, 5, 9], [2, 5, 9], 1), wrote_gradients([1, 5, 9], [2, 6, 9], 1)
+    (False, True)
+    """
+    return list(before[-1 - gradients : -1]) != list(after[-1 - gradients : -1])
+
+
 def first_difference(ours: Sequence[int], theirs: Sequence[int], entries: Sequence[Entry]) -> str:
     """The name of the first tensor whose digests differ, "" for none.
 

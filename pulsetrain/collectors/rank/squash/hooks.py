@@ -32,6 +32,7 @@ def install(handle: Handle) -> None:
 
     squasher = Squasher(handle.state, page, int(os.environ.get("RANK", "0")))
     handle.before_restart.append(squasher.begin_again)
+    os.register_at_fork(before=lambda: _before_fork(squasher, handle))
     original = torch.optim.Optimizer.profile_hook_step
 
     @functools.wraps(original)
@@ -39,6 +40,16 @@ def install(handle: Handle) -> None:
         return original(squashed(step, squasher, page, handle))
 
     torch.optim.Optimizer.profile_hook_step = staticmethod(profile_hook_step)  # type: ignore[assignment, method-assign]
+
+
+def _before_fork(squasher: Any, handle: Handle) -> None:
+    """In a process that was forked itself, the memory belongs to its parent."""
+    if handle.state is None:
+        return
+    try:
+        squasher.before_fork()
+    except Exception:  # noqa: BLE001 - the script must not see our faults
+        handle.fault()
 
 
 def squashed(step: Callable[..., Any], squasher: Any, page: Page, handle: Handle) -> Callable[..., Any]:

@@ -54,6 +54,12 @@ class Replica:
         self.handover: Handover | None = None
         self.in_vain = 0
 
+    def keep(self, local_rank: int) -> None:
+        """Let the tensors depend on no buffer. The next update may be taken over all the same."""
+        if self.handover is not None and self.cell is not None:
+            self.handover.keep()
+            self.cell.words[layout.C_SHOWS + local_rank] = 0
+
     def leave(self, local_rank: int) -> None:
         """Depend on no root any more."""
         if self.handover is not None:
@@ -97,6 +103,15 @@ class Squasher:
         for replica in self._made:
             replica.leave(self._me)
         self._replicas, self._made = weakref.WeakKeyDictionary(), []
+
+    def before_fork(self) -> None:
+        """This process forks. The child shows no buffer that the root fills again.
+
+        Only the main thread can see to that: another one could do it in the middle of an update.
+        """
+        if get_ident() == self._main:
+            for replica in self._made:
+                replica.keep(self._me)
 
     def step(self, optimizer: torch.optim.Optimizer, compute: Callable[[], T], *, plain: bool) -> T | None:
         """Make one update. `compute` does it here. It must be computed here where it is not `plain`."""
@@ -142,7 +157,7 @@ class Squasher:
         assert cell is not None
         assert handover is not None
         words = cell.words
-        mode = self._announce(replica, cell, optimizer)
+        mode, before = self._announce(replica, cell, optimizer)
         try:
             result = compute()
         except BaseException:
@@ -153,9 +168,11 @@ class Squasher:
         try:
             now = contents.read(optimizer)
             if mode == COMPARES:
-                cell.write_digests(contents.digests(now.everything(), now.numbers), after=True)
+                after = contents.digests(now.everything(), now.numbers)
+                cell.write_digests(after, after=True)
                 words[layout.C_COMPARED] = replica.update
                 self._page.words[layout.W_COMPARED] += 1
+                self._check_gradients(cell, optimizer, before, after)
             else:
                 self._publish(replica, cell, handover, now)
         except Exception:  # noqa: BLE001 - the update is done: the others compute theirs
@@ -163,25 +180,29 @@ class Squasher:
             self._state.fault()
         return result
 
-    def _announce(self, replica: Replica, cell: Cell, optimizer: torch.optim.Optimizer) -> int:
-        """Say what the root does in this update."""
+    def _announce(
+        self, replica: Replica, cell: Cell, optimizer: torch.optim.Optimizer
+    ) -> tuple[int, list[int]]:
+        """Say what the root does in this update. Returns it, and digests from before it."""
         words = cell.words
         if words[layout.C_GROUP] != replica.group:
             words[layout.C_PID] = os.getpid()
             words[layout.C_ANNOUNCED] = words[layout.C_PUBLISHED] = words[layout.C_COMPARED] = -1
             words[layout.C_GROUP] = replica.group
         mode = self._mode(replica, cell)
+        before: list[int] = []
         try:
             if mode != COMPUTES:
-                before = contents.read(optimizer)
-                entries = before.everything() if mode == COMPARES else before.inputs()
-                cell.write_digests(contents.digests(entries, before.numbers), after=False)
+                now = contents.read(optimizer)
+                entries = now.everything() if mode == COMPARES else now.inputs()
+                before = contents.digests(entries, now.numbers)
+                cell.write_digests(before, after=False)
         except Exception:  # noqa: BLE001 - the script must not see our faults
             self._state.fault()
             mode = COMPUTES
         words[layout.C_MODE] = mode
         words[layout.C_ANNOUNCED] = replica.update
-        return mode
+        return mode, before
 
     def _mode(self, replica: Replica, cell: Cell) -> int:
         words = cell.words
@@ -231,13 +252,12 @@ class Squasher:
         if mode == PUBLISHES and self._take(replica, cell, handover, optimizer):
             return None
         words[layout.C_EQUAL_IN + self._me] = 0
-        handover.keep()
-        words[layout.C_SHOWS + self._me] = 0
+        replica.keep(self._me)
         self._page.words[layout.W_ALONE] += mode != COMPARES
         result = compute()
         if mode == COMPARES:
             try:
-                self._compare(replica, cell, before, contents.read(optimizer))
+                self._compare(replica, cell, optimizer, before)
             except Exception:  # noqa: BLE001 - as above
                 self._state.fault()
         return result
@@ -289,10 +309,14 @@ class Squasher:
         self._page.words[layout.W_TAKEN_OVER] += 1
         return True
 
-    def _compare(self, replica: Replica, cell: Cell, before: list[int], now: Contents) -> None:
+    def _compare(
+        self, replica: Replica, cell: Cell, optimizer: torch.optim.Optimizer, before: list[int]
+    ) -> None:
         """Compare an update that all have computed."""
-        words = cell.words
+        words, now = cell.words, contents.read(optimizer)
         after = contents.digests(now.everything(), now.numbers)
+        if self._check_gradients(cell, optimizer, before, after):
+            return
         if not self._wait(cell, lambda: words[layout.C_COMPARED] >= replica.update):
             return
         if words[layout.C_COMPARED] != replica.update:
@@ -311,6 +335,16 @@ class Squasher:
             self._differ(replica, cell, f"{other} {when} the update")
         else:
             words[layout.C_EQUAL_IN + self._me] = replica.group
+
+    def _check_gradients(
+        self, cell: Cell, optimizer: torch.optim.Optimizer, before: list[int], after: list[int]
+    ) -> bool:
+        """Squash no more where the update has changed gradients. Sharers would not get what it wrote."""
+        gradients = len(contents.read(optimizer).gradients)
+        wrote = contents.wrote_gradients(before, after, gradients)
+        if wrote:
+            self._stop(cell, f"{type(optimizer).__name__} writes into gradients")
+        return wrote
 
     def _differ(self, replica: Replica, cell: Cell, what: str) -> None:
         root = self._rank - self._me + replica.root

@@ -1,10 +1,13 @@
 """Squashing inside an optimizer's step: between the hooks of the script, where the agent wants it."""
 
+import os
+
 import pytest
 import torch
 
 from pulsetrain.collectors.rank.squash import hooks
 from pulsetrain.collectors.rank.squash.cell import Page
+from pulsetrain.collectors.rank.squash.squasher import Squasher
 from pulsetrain.collectors.reading.squash_words import SquashMemory
 
 
@@ -76,3 +79,17 @@ def test_without_the_agents_memory_nothing_is_hooked(watched, monkeypatch):
     original = torch.optim.Optimizer.profile_hook_step
     hooks.install(watched.handle)
     assert torch.optim.Optimizer.profile_hook_step is original
+
+
+def test_forks_of_the_rank_are_announced_to_it_and_those_of_its_children_are_not(
+    memory, watched, monkeypatch
+):
+    registered, forks = [], []
+    monkeypatch.setattr(os, "register_at_fork", lambda **hooks: registered.append(hooks["before"]))
+    monkeypatch.setattr(Squasher, "before_fork", lambda self: forks.append(self))
+    hooks.install(watched.handle)
+    (before,) = registered
+    before()
+    watched.handle.state = None
+    before()
+    assert len(forks) == 1

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import threading
 import time
 
@@ -244,3 +245,94 @@ def test_a_root_whose_sharer_takes_no_part_gives_up():
     assert job.results == alone()
     assert job.said[0]["why"] == "a rank that shares the device does not take part"
     assert job.computed == [12] * 3
+
+
+class Pair:
+    """A root and its sharer, which make their updates one after the other on this thread."""
+
+    def __init__(self, make=OPTIMIZERS["adamw"], every=50):
+        self.memory = SquashMemory(every=every)
+        self.memory.group([[0, 1]])
+        self.watched = [Watched(slots=64) for _ in range(2)]
+        self.squashers = [
+            Squasher(watched.handle.state, Page(self.memory.fd, rank), rank)
+            for rank, watched in enumerate(self.watched)
+        ]
+        self.optimizers = [make([torch.nn.Parameter(torch.ones(3000))]) for _ in range(2)]
+
+    def update(self, number):
+        for squash, optimizer in zip(self.squashers, self.optimizers, strict=True):
+            for parameter in optimizer.param_groups[0]["params"]:
+                parameter.grad = torch.full_like(parameter, float(number))
+            squash.step(optimizer, optimizer.step, plain=True)
+
+    def digest(self, rank):
+        return contents.digest(self.optimizers[rank].param_groups[0]["params"][0])
+
+
+@pytest.fixture
+def pair():
+    found = Pair()
+    yield found
+    found.memory.close()
+
+
+@pytest.mark.parametrize(
+    ("how", "writes"), [({"nesterov": True, "foreach": True}, True), ({"nesterov": True}, False)]
+)
+def test_an_update_that_writes_into_gradients_is_computed_by_all(how, writes):
+    pair = Pair(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, **how))
+    for number in range(1, 5):
+        pair.update(number)
+        gradients = [o.param_groups[0]["params"][0].grad for o in pair.optimizers]
+        assert torch.equal(*gradients)
+    assert pair.digest(0) == pair.digest(1)
+    said = [json.loads(text)["why"] for text in map(pair.memory.stopped, range(2)) if text]
+    assert said == (["SGD writes into gradients"] if writes else [])
+    assert pair.memory.use(1).taken_over == (0 if writes else 3)
+    pair.memory.close()
+
+
+def in_child(ask, meanwhile):
+    """What `ask` returns in a forked child, after `meanwhile` has run here. 64 bits."""
+    (go, say_go), (said, say) = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        os.read(go, 1)
+        os.write(say, ask().to_bytes(8, "little"))
+        os._exit(0)
+    meanwhile()
+    os.write(say_go, b"g")
+    answer = int.from_bytes(os.read(said, 8), "little")
+    os.waitpid(child, 0)
+    for fd in (go, say_go, said, say):
+        os.close(fd)
+    return answer
+
+
+def test_a_forked_child_keeps_the_parameters_that_it_was_forked_with(pair):
+    for number in range(1, 4):
+        pair.update(number)
+    assert pair.memory.use(1).taken_over == 2
+    before = pair.digest(1)
+
+    def two_updates_more():
+        pair.update(4)
+        pair.update(5)
+
+    pair.squashers[1].before_fork()
+    assert in_child(lambda: pair.digest(1), two_updates_more) == before
+    assert pair.digest(1) == pair.digest(0) != before
+    assert pair.memory.use(1).taken_over == 4, "they squash on"
+
+
+def test_a_fork_on_another_thread_leaves_the_pages_to_the_main_thread(pair):
+    pair.update(1)
+    pair.update(2)
+    words = Page(pair.memory.fd, 1).cell(0, 0).words
+    thread = threading.Thread(target=pair.squashers[1].before_fork)
+    thread.start()
+    thread.join()
+    assert words[layout.C_SHOWS + 1] == 1
+    pair.squashers[1].before_fork()
+    assert words[layout.C_SHOWS + 1] == 0
