@@ -8,11 +8,14 @@ other work, or be slow.
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 from numpy.typing import NDArray
 
 from pulsetrain.analytics.selection import ranges
 from pulsetrain.analytics.slowness import robust
+from pulsetrain.analytics.slowness.step_work import since_change
 from pulsetrain.analytics.slowness.suspects import Suspect
 from pulsetrain.analytics.slowness.timings import Timings
 
@@ -28,6 +31,45 @@ def doubt(timings: Timings, suspect: Suspect) -> str:
     return (
         _more_pieces(timings, suspect) or _part_of_sequence(timings, suspect) or _few_tokens(timings, suspect)
     )
+
+
+def change_doubt(
+    timings: Timings, column: int, rows: NDArray[np.int64], before: NDArray[np.int64], ratio: float
+) -> str:
+    """Why a rank that came to take `ratio` times as long, in `rows`, may do other work since. "" for none.
+
+    `before` are the rows before these. What counts is by how much ranks changed, not how unequal they were.
+    """
+    excess, who = float(np.log(ratio)), f"rank {timings.ranks[column]}"
+    cohort = np.flatnonzero(timings.stages == timings.stages[column])
+    mates = cohort[cohort != column]
+    others = np.delete(np.arange(len(timings.ranks)), column)
+    varying = not isinstance(timings.varying_tokens(), float)
+    rise = _rise(timings.parts["compute"], rows, before)
+    longer = f"{who} became {ratio:.2f}x slower"
+    if timings.pieces is not None and not varying:
+        pieces = _rise(timings.pieces, rows, before)
+        if pieces[column] - _usual(pieces[mates if len(mates) else others]) >= SHARE * excess:
+            return f"{longer}, in more pieces a step than before: it seems that it has more micro-batches"
+    if varying and rise[column] - _usual(rise[mates]) < SHARE * excess:
+        return f"{longer} for each token, and not in all: it has fewer tokens"
+    changed = len(since_change(timings, np.concatenate([before, rows]))) < len(before) + len(rows)
+    contexts = timings.contexts
+    if len(contexts) and len(np.unique(contexts[contexts >= 0])) > 1:
+        same = mates[contexts[mates] == contexts[column]]
+        if len(same) and _usual(rise[same]) - _usual(rise[cohort]) >= SHARE * excess:
+            return f"{longer}, and so did the ranks with the same part of the sequence"
+        if not len(same) and changed:
+            return (
+                f"{longer} when steps came to be other work, and nobody else holds its part of the sequence"
+            )
+    if len(mates):
+        return ""
+    if changed:
+        return f"{longer} when steps came to be other work, and nobody else computes its stage"
+    if len(others) > 1 and np.nanmin(rise[others]) >= SHARE * rise[column]:
+        return f"{longer}, all others take longer too, and nobody else computes its stage"
+    return ""
 
 
 def unequal_halves(timings: Timings, work: NDArray[np.float64], least: float) -> str:
@@ -121,6 +163,22 @@ def _few_tokens(timings: Timings, suspect: Suspect) -> str:
         return ""
     who = f"{suspect.subject_type} {suspect.subject}"
     return f"{who} computes {suspect.ratio:.0%} longer for each token, and not in all: it has fewer tokens"
+
+
+def _rise(
+    values: NDArray[np.float64], rows: NDArray[np.int64], before: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """By how much (log) each column's usual value rose from `before` to `rows`. NaN where not known."""
+    with np.errstate(divide="ignore", invalid="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # columns without a value
+        logs = np.log(np.where(values > 0, values, np.nan))
+        return np.asarray(np.nanmedian(logs[rows], axis=0) - np.nanmedian(logs[before], axis=0))
+
+
+def _usual(rise: NDArray[np.float64]) -> float:
+    """The lower median of what is known. 0 for nothing."""
+    known = rise[np.isfinite(rise)]
+    return robust.lower_median(known) if len(known) else 0.0
 
 
 def _log_compute(timings: Timings, rows: NDArray[np.int64]) -> NDArray[np.float64]:

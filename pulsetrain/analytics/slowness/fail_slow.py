@@ -6,14 +6,16 @@ own history: a slowdown of all ranks alike does not show between ranks. `slow_wi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pulsetrain.analytics.slowness import by_design
 from pulsetrain.analytics.slowness.cohort import oversubscribed, slowness_is_chance
 from pulsetrain.analytics.slowness.fail_slow_config import FailSlowConfig
-from pulsetrain.analytics.slowness.slow_windows import slow_against_history, slow_against_peers
+from pulsetrain.analytics.slowness.slow_windows import BEFORE, slow_against_history, slow_against_peers
 from pulsetrain.analytics.slowness.stretch_check import SlowStretch, overlap
 from pulsetrain.analytics.slowness.timings import Timings
 from pulsetrain.analytics.slowness.witnesses import load_explains
@@ -57,25 +59,39 @@ def find(timings: Timings, *, config: FailSlowConfig | None = None, recovered: b
         reason = f"{times.steps.size} usable steps; {needed} are needed"
         return [Inconclusive(analyzer=NAME, reason=reason, blind=times.steps.size == 0)]
     ranks = _slow_ranks(timings, times, config)
-    loaded = [s for s in ranks if _is_load(timings, s, times)]
-    shown = [s for s in ranks if (recovered or s.ongoing) and s not in loaded]
-    verdicts: list[Verdict] = [_rank_finding(timings, s, times) for s in shown]
-    for measure, stretch in _slow_job(times, config):
-        explained = any(overlap(stretch, rank) and rank.ratio > 1 for rank in ranks)
-        if not explained and (recovered or stretch.ongoing):
-            verdicts.append(_job_finding(timings, stretch, times, measure))
+    shown = [s for s in ranks if recovered or s.ongoing]
+    doubts = [_doubt(timings, s, times) for s in shown]
+    named = [s for s, doubt in zip(shown, doubts, strict=True) if not doubt]
+    verdicts: list[Verdict] = [_rank_finding(timings, s, times) for s in named]
+    verdicts += _job_findings(timings, times, config, ranks, recovered=recovered)
+    reason = next(filter(None, doubts), "")
+    if reason and not named:
+        verdicts.append(Inconclusive(analyzer=NAME, reason=reason))
     numbers = {"ranks": int(timings.ranks.size), "steps": int(times.steps.size)}
-    if loaded and not verdicts:
-        rank = timings.ranks[loaded[0].row]
-        reason = f"rank {rank} computes {loaded[0].ratio:.2f}x longer, and gets more of the routed tokens"
-        return [Inconclusive(analyzer=NAME, reason=reason)]
     return verdicts or [Healthy(analyzer=NAME, numbers=numbers)]
 
 
-def _is_load(timings: Timings, stretch: SlowStretch, times: _Times) -> bool:
-    """Whether the experts of a slow rank just got more tokens."""
-    rows = np.flatnonzero(np.isin(timings.steps, times.steps[stretch.begin : stretch.end]))
-    return load_explains(timings, np.array([stretch.row]), rows, stretch.ratio - 1)
+def _job_findings(
+    timings: Timings, times: _Times, config: FailSlowConfig, ranks: Sequence[SlowStretch], *, recovered: bool
+) -> list[Finding]:
+    """What slowed the job and no slow rank explains."""
+    return [
+        _job_finding(timings, stretch, times, measure)
+        for measure, stretch in _slow_job(times, config)
+        if (recovered or stretch.ongoing) and not any(overlap(stretch, rank) for rank in ranks)
+    ]
+
+
+def _doubt(timings: Timings, stretch: SlowStretch, times: _Times) -> str:
+    """Why a slow rank may just have come to do other work. "" for none."""
+    rows, before = (
+        np.flatnonzero(np.isin(timings.steps, times.steps[max(0, begin) : end]))
+        for begin, end in ((stretch.begin, stretch.end), (stretch.begin - BEFORE, stretch.begin))
+    )
+    if load_explains(timings, np.array([stretch.row]), rows, stretch.ratio - 1):
+        rank = timings.ranks[stretch.row]
+        return f"rank {rank} computes {stretch.ratio:.2f}x longer, and gets more of the routed tokens"
+    return by_design.change_doubt(timings, stretch.row, rows, before, stretch.ratio)
 
 
 def patient(config: FailSlowConfig) -> FailSlowConfig:
@@ -117,11 +133,14 @@ def _times(timings: Timings) -> _Times:
 
 
 def _slow_ranks(timings: Timings, times: _Times, config: FailSlowConfig) -> list[SlowStretch]:
+    cohorts = timings.cohorts
     if times.compute is None:
-        return slow_against_peers(times.duration, config)
+        return slow_against_peers(times.duration, config, cohorts=cohorts)
     if not times.oversubscribed:
-        return slow_against_peers(times.compute, config)
-    return [] if slowness_is_chance(timings) else slow_against_peers(times.compute, patient(config))
+        return slow_against_peers(times.compute, config, cohorts=cohorts)
+    if slowness_is_chance(timings):
+        return []
+    return slow_against_peers(times.compute, patient(config), cohorts=cohorts)
 
 
 def _slow_job(times: _Times, config: FailSlowConfig) -> list[tuple[str, SlowStretch]]:

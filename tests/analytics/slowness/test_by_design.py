@@ -11,7 +11,7 @@ from pulsetrain.analytics.slowness import fail_slow, straggler
 from pulsetrain.analytics.slowness.held_up import find_held_up
 from pulsetrain.analytics.slowness.straggler_config import StragglerConfig
 from pulsetrain.analytics.slowness.timings import from_matrices
-from pulsetrain.analytics.verdict import Healthy, Inconclusive, findings
+from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
 
 MS = 1e6
 
@@ -157,6 +157,59 @@ def test_longer_batches_that_cost_most_ranks_less_per_token_accuse_nobody():
     assert not named(fail_slow.find(job(own, tokens=tokens, stages=stages), recovered=False))
     own[100:, 2] *= 1.5
     assert "2" in named(fail_slow.find(job(own, tokens=tokens, stages=stages), recovered=False))
+
+
+def grown(*factors, tokens=4.0, noise=0.01):
+    """Matrices of compute and tokens of ranks that come to get more tokens at step 120, and take longer."""
+    own, counted = compute(ranks=len(factors), noise=noise), np.full((200, len(factors)), 8192.0)
+    own[120:] *= np.array(factors)
+    counted[120:] *= tokens
+    return own, counted
+
+
+def reason(timings):
+    (verdict,) = [v for v in fail_slow.find(timings, recovered=False) if not isinstance(v, Finding)]
+    assert isinstance(verdict, Inconclusive), verdict
+    return verdict.reason
+
+
+def test_longer_sequences_that_cost_a_stage_more_for_each_token_accuse_none_of_its_ranks():
+    own, tokens = grown(*[8.8] * 4, *[7.04] * 4)
+    assert not [f for f in named(fail_slow.find(job(own, tokens=tokens, stages=STAGES))) if f != "j"]
+    own[120:, 1] *= 1.3
+    assert "1" in named(fail_slow.find(job(own, tokens=tokens, stages=STAGES)))
+
+
+@pytest.mark.parametrize("factors", [(8.8, 7.04), (8.8, 7.04, 7.04, 7.04)])
+def test_longer_sequences_leave_open_who_is_slow_where_each_stage_has_one_rank(factors):
+    own, tokens = grown(*factors)
+    assert "nobody else computes its stage" in reason(job(own, tokens=tokens, stages=np.arange(len(factors))))
+
+
+def test_a_rank_that_came_to_get_fewer_tokens_did_not_become_slow():
+    own, tokens = compute(), np.full((200, 8), 4096.0)
+    own[100:, 3] *= 100 / 160
+    tokens[100:, 3] /= 2
+    assert "it has fewer tokens" in reason(job(own, tokens=tokens))
+    own[100:, 5] *= 1.4
+    assert named(fail_slow.find(job(own, tokens=tokens), recovered=False)) == ["5"]
+
+
+def test_a_rank_that_came_to_have_more_micro_batches_did_not_become_slow():
+    own, pieces = compute(), np.full((200, 8), 9.0)
+    own[100:, 2] *= 2
+    assert named(fail_slow.find(job(own, pieces=pieces), recovered=False)) == ["2"]
+    pieces[100:, 2] = 17
+    assert "has more micro-batches" in reason(job(own, pieces=pieces))
+
+
+def test_a_part_of_the_sequence_that_came_to_be_more_work_accuses_nobody():
+    contexts = np.tile(np.arange(4), 2)
+    own = compute()
+    own[100:, contexts == 3] *= 1.3
+    assert "same part of the sequence" in reason(job(own, contexts=contexts))
+    own[100:, 3] /= 1.3
+    assert named(fail_slow.find(job(own, contexts=contexts), recovered=False)) == ["7"]
 
 
 def test_a_rank_that_is_alone_in_its_stage_is_slow_since_it_became_so():
