@@ -26,6 +26,8 @@ NAME = "fail_slow"
 PATIENT_STEPS = 20  # shortest slowdown of a job, or of ranks on an oversubscribed host
 SINGLE_LOOK = 1.25  # on noise alone (10 ranks x 300 steps, autocorrelation 0.9): 3 false of 200, not 18
 GREW_RATIO = 1.05  # of a part of the step, from which it is named as the cause
+NETWORK_SHARE = 0.5  # of what most ranks wait longer, by which the one that waits least must, too
+EACH_OTHER = "ranks wait longer for each other"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,20 +165,45 @@ def _growth(stretch: SlowStretch, times: _Times) -> dict[str, float]:
     compute = times.duration * np.nan if times.compute is None else times.compute
     grew: dict[str, float] = {}
     for name, part in (("compute", compute), ("communication", times.wait)):
-        before, during = part[:, : stretch.begin], part[:, stretch.begin : stretch.end]
-        if np.isfinite(before).any() and np.isfinite(during).any() and np.nanmedian(before) > 0:
-            grew[name] = round(float(np.nanmedian(during) / np.nanmedian(before)), 3)
+        before, during = _usual(part, stretch)
+        if before > 0 and np.isfinite(during):
+            grew[name] = round(during / before, 3)
     return grew
 
 
-def _cause(grew: dict[str, float]) -> str:
-    """Which part of the step grew, in words."""
+def _usual(part: Floats, stretch: SlowStretch) -> tuple[float, float]:
+    """The median of times [rank, step] before a stretch and in it. NaN where not known."""
+    halves = part[:, : stretch.begin], part[:, stretch.begin : stretch.end]
+    before, during = (float(np.nanmedian(h)) if np.isfinite(h).any() else np.nan for h in halves)
+    return before, during
+
+
+def _last_waits_longer(stretch: SlowStretch, times: _Times) -> bool:
+    """Whether the rank that waits least waits longer too, by half of what most ranks do.
+
+    It comes last, so it waits for the network alone. The others wait for it as well.
+    """
+    known = np.isfinite(times.wait).any(axis=0)
+    least = np.full((1, times.wait.shape[1]), np.nan)
+    least[0, known] = np.nanmin(times.wait[:, known], axis=0)
+    (before, during), (least_before, least_during) = (_usual(p, stretch) for p in (times.wait, least))
+    rise = least_during - least_before
+    return bool(rise >= NETWORK_SHARE * (during - before) and least_during > GREW_RATIO * least_before)
+
+
+def _cause(grew: dict[str, float], *, last_waits_longer: bool) -> str:
+    """Which part of the step grew, in words. Where ranks just wait for each other, that is an effect."""
     worse = tuple(name for name, ratio in grew.items() if ratio > GREW_RATIO)
+    if "compute" not in grew or not (worse or "communication" in grew):
+        return "unknown"
+    network = last_waits_longer
     return {
-        (): "neither compute nor communication" if grew else "unknown",
+        (): "neither compute nor communication",
         ("compute",): "compute of all ranks: code, data or a shared host limit",
-        ("communication",): "communication: the network",
-        ("compute", "communication"): "compute and communication of all ranks",
+        ("communication",): "communication: the network" if network else EACH_OTHER,
+        ("compute", "communication"): "compute and communication of all ranks"
+        if network
+        else f"compute of all ranks, and {EACH_OTHER}",
     }[worse]
 
 
@@ -217,7 +244,7 @@ def _rank_finding(timings: Timings, stretch: SlowStretch, times: _Times) -> Find
 def _job_finding(timings: Timings, stretch: SlowStretch, times: _Times, measure: str) -> Finding:
     """On an oversubscribed host it is information: other work there slows the job as much as its own does."""
     grew = _growth(stretch, times)
-    cause = _cause(grew)
+    cause = _cause(grew, last_waits_longer=_last_waits_longer(stretch, times))
     doubt = "; the host has fewer processors than work" if times.oversubscribed else ""
     evidence = _evidence(stretch, times.steps) | {"grew": grew, "cause": cause}
     return timings.finding(

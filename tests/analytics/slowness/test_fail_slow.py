@@ -78,6 +78,24 @@ def test_a_slow_down_of_all_says_what_grew():
     assert network.evidence["cause"] == "communication: the network"
 
 
+def test_waiting_for_one_rank_is_not_put_to_the_network():
+    compute, late = calm(noise=0.005), np.where(np.arange(300) < 150, 0.25, 0.55)
+    whole = compute.max(axis=0) + late
+    job = records(compute, duration=whole)
+    job.parts["wait"][:, 3] = 0.25e9
+    (held,) = findings(find(job))
+    assert (held.subject_type, held.evidence["cause"]) == ("job", "ranks wait longer for each other")
+    assert "network" not in held.summary
+
+
+def test_where_compute_is_not_known_the_cause_is_not_known_either():
+    job = records(calm(noise=0.005), duration=np.where(np.arange(300) < 150, 1.5, 2.0))
+    job.parts["compute"][:] = np.nan
+    (slow,) = findings(find(job))
+    assert slow.evidence["cause"] == "unknown"
+    assert slow.evidence["grew"].keys() == {"communication"}
+
+
 def test_renaming_ranks_renames_the_answer_and_order_changes_nothing():
     compute = calm(noise=0.005)
     compute[3, 150:] *= 1.5
