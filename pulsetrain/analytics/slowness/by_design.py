@@ -20,6 +20,8 @@ from pulsetrain.analytics.slowness.suspects import Suspect
 from pulsetrain.analytics.slowness.timings import Timings
 
 PARTS = 3  # of the steps, in each of which a difference must show
+ERRORS = 4  # standard errors of a difference that is no chance
+MEDIAN_ERROR = 1.25  # standard error of a median over that of the mean, normal distribution
 LOOKED_STEPS = 48  # about so many of the steps, evenly spaced, so that a large job costs little
 SHARE = 0.5  # of a suspect's excess, from which a peer counts as equally slow, and whole time as longer
 
@@ -73,7 +75,7 @@ def change_doubt(
 
 
 def unequal_halves(timings: Timings, work: NDArray[np.float64], least: float) -> str:
-    """Half or more of a cohort that always took longer than the rest, by more than `least`, a ratio.
+    """Half or more of a cohort that always took longer than the rest, by more than noise and a ratio `least`.
 
     Then nobody can tell which is usual. "" for none. `work` is the log of compute time [step, rank] in the
     steps that are compared. Of many steps some are looked at.
@@ -92,13 +94,20 @@ def unequal_halves(timings: Timings, work: NDArray[np.float64], least: float) ->
         split = int(np.argmax(gaps)) + 1
         quick, slow = order[:split], order[split:]
         apart = levels[:, slow].min(axis=1) - levels[:, quick].max(axis=1)
-        if 2 * len(slow) < len(columns) or apart.min() <= np.log1p(least):
+        if 2 * len(slow) < len(columns) or apart.min() <= max(np.log1p(least), _chance(thirds, levels)):
             continue
         ratio = float(np.exp(levels[:, slow].mean() - levels[:, quick].mean()))
         who, others = (listed(timings.ranks[columns[part]].tolist()) for part in (slow, quick))
         verb = "computes" if len(slow) == 1 else "compute"
         return f"{who} {verb} {ratio:.2f}x as long as {others} all along: nobody can tell which is usual"
     return ""
+
+
+def _chance(thirds: list[NDArray[np.float64]], levels: NDArray[np.float64]) -> float:
+    """How far (log) two ranks' levels in a third of the steps lie apart by noise at most."""
+    residuals = np.concatenate([third - level for third, level in zip(thirds, levels, strict=True)])
+    noise = float(robust.sigma(residuals[np.isfinite(residuals)]))
+    return ERRORS * MEDIAN_ERROR * noise * float(np.sqrt(2 / min(len(third) for third in thirds)))
 
 
 def listed(numbers: list[int]) -> str:

@@ -30,10 +30,10 @@ from pulsetrain.analytics.slowness.cohort import (
     work_of,
 )
 from pulsetrain.analytics.slowness.held_up import OFF, STARVED, find_held_up
-from pulsetrain.analytics.slowness.own_history import find_changed, has_all
+from pulsetrain.analytics.slowness.own_history import Changes, comparable, find_changed, has_all
 from pulsetrain.analytics.slowness.straggler_config import StragglerConfig
 from pulsetrain.analytics.slowness.suspects import RankTable, Suspect, find_suspects, strongest, table_of
-from pulsetrain.analytics.slowness.timings import Timings
+from pulsetrain.analytics.slowness.timings import REPORTING_RATIO, Timings
 from pulsetrain.analytics.slowness.witnesses import agrees, late_without_reason, weigh
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, Verdict
 
@@ -60,7 +60,8 @@ def find(
     Without `scan` only windows that end at the last step count, which is what is slow now. With `scan`
     windows cover all steps. `arrivals` loads what the second witness needs. `Healthy` tells how many ranks
     there are, and how many of them were compared with their own past `alone`: one of those that was slow from
-    its first step does not show. `Inconclusive`: none could be compared, or the witnesses disagree.
+    its first step does not show. `Inconclusive`: a rank was compared with nobody, other work may explain who
+    takes longer, or the witnesses disagree.
 
     >>> from pulsetrain.analytics.slowness.timings import from_matrices
     >>> compute = np.full((40, 8), 1e8)
@@ -78,7 +79,7 @@ def find(
     if len(rows) < config.steps_needed:
         reason = f"{len(rows)} usable steps; {config.steps_needed} are needed"
         return [Inconclusive(analyzer=NAME, reason=reason)]
-    suspects, compared = _suspects(timings, work, rows, config, scan=scan)
+    suspects, changes, compared = _suspects(timings, work, rows, config, scan=scan)
     waits = processor_wait_ratio(timings)
     strong = [(s, by_design.doubt(timings, s)) for s in strongest(suspects)]
     likely = [s for s, doubt in strong if _matters(s, waits, config) and not doubt]
@@ -89,11 +90,11 @@ def find(
         chance = f"ranks wait for processors for {waits:.0%} of their compute: chance decides"
         reason = weighed.doubt or next((doubt for _, doubt in strong if doubt), chance)
         return [Inconclusive(analyzer=NAME, reason=reason)]
-    if not compared and len(rows) < 2 * config.short:
-        reason = "cohorts of one or two ranks, and too few steps to compare them with their own past"
-        return [Inconclusive(analyzer=NAME, reason=reason)]
-    reason = by_design.unequal_halves(timings, work.whole[rows], config.short_floor) or _not_compared(
-        timings, work.whole, rows
+    reason = (
+        changes.doubt
+        or by_design.unequal_halves(timings, work.whole[rows], config.warning_ratio)
+        or _not_known(timings, work.whole, rows)
+        or _left_out(timings, work.whole, compared | set(changes.compared.tolist()), config)
     )
     if reason:
         return [Inconclusive(analyzer=NAME, reason=reason)]
@@ -102,7 +103,7 @@ def find(
     return [Healthy(analyzer=NAME, numbers=numbers)]
 
 
-def _not_compared(timings: Timings, work: Floats, rows: Rows) -> str:
+def _not_known(timings: Timings, work: Floats, rows: Rows) -> str:
     """Which ranks took part in the newest steps and told no compute time. "" for none."""
     newest = rows[-RECENT:]
     there = np.isfinite(timings.numbers["duration_ns"][newest]).mean(axis=0) > 1 / 2
@@ -111,18 +112,38 @@ def _not_compared(timings: Timings, work: Floats, rows: Rows) -> str:
     return f"the compute time of {by_design.listed(missing)} is not known" if missing else ""
 
 
+def _left_out(timings: Timings, work: Floats, compared: set[int], config: StragglerConfig) -> str:
+    """Which ranks report and were compared neither with others nor with their past. "" for none."""
+    newest = timings.compared[-config.windows[0] :]
+    known = np.isfinite(work[newest]).mean(axis=0) > REPORTING_RATIO
+    left = [column for column in np.flatnonzero(known).tolist() if column not in compared]
+    if not left:
+        return ""
+    if len(timings.ranks) == 1:
+        return "the job has one rank, and there is nobody to compare it with"
+    who = by_design.listed(timings.ranks[left].tolist())
+    steps, needed = len(comparable(timings, work)), 2 * config.short
+    why = (
+        f"{steps} steps of equal work are too few to compare with the past: {needed} are needed"
+        if steps < needed
+        else "too many of its steps are missing"
+    )
+    return f"no two others do the work of {who}, and {why}"
+
+
 def _suspects(
     timings: Timings, work: Work, rows: Rows, config: StragglerConfig, *, scan: bool
-) -> tuple[list[Suspect], set[int]]:
-    """Everybody who is slow in some window or held up, and the columns of ranks that could be compared."""
+) -> tuple[list[Suspect], Changes, set[int]]:
+    """Everybody who is slow in some window or held up, the changes of those who are compared with their own
+    past, and the columns of ranks that could be compared with others."""
     windows = list(_windows(rows, config.windows, scan=scan))
     sigmas = robust.sigmas_needed(config.false_alarms, len(windows) * len(timings.ranks))
     tables = [table for window in windows if (table := _table(timings, work, window, config)) is not None]
     compared = {column for table in tables for column in table.columns.tolist()}
     alone = np.array(sorted(set(range(len(timings.ranks))) - compared), np.int64)
     suspects = [suspect for table in tables for suspect in find_suspects(table, sigmas, config)]
-    suspects += find_changed(timings, work.whole, alone, sigmas, config)
-    return suspects + find_held_up(timings, config), compared
+    changes = find_changed(timings, work.whole, alone, sigmas, config)
+    return [*suspects, *changes.suspects, *find_held_up(timings, config)], changes, compared
 
 
 def _matters(suspect: Suspect, processor_wait: float, config: StragglerConfig) -> bool:

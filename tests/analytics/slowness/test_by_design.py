@@ -91,12 +91,49 @@ def test_a_rank_with_more_micro_batches_is_not_slow():
     assert named(straggler.find(job(own, pieces=pieces))) == ["2"]
 
 
-@pytest.mark.parametrize("ratio", [1.5, 2.0])
+@pytest.mark.parametrize("ratio", [1.07, 1.18, 1.5, 2.0])
 def test_of_two_ranks_that_always_differed_nobody_can_tell_which_is_slow(ratio):
     own = compute(ranks=2)
     own[:, 1] *= ratio
     assert f"rank 1 computes {ratio:.2f}x as long as rank 0" in said(job(own))
     assert isinstance(straggler.find(job(compute(ranks=2)))[0], Healthy)
+
+
+def test_two_ranks_that_scatter_are_not_taken_for_a_quick_and_a_slow_one():
+    for seed in range(20):
+        assert isinstance(straggler.find(job(compute(ranks=2, noise=0.2, seed=seed)))[0], Healthy)
+
+
+def test_a_job_of_one_rank_has_nobody_to_compare_it_with():
+    own = compute(ranks=1)
+    assert "one rank" in said(job(own))
+    own[150:] *= 3
+    assert "one rank" in said(job(own))
+
+
+def test_a_small_stage_beside_a_large_one_is_compared_with_its_past_or_not_called_healthy():
+    stages = np.array([0, 0, 0, 1])
+    few = "no two others do the work of rank 3, and 30 steps of equal work are too few"
+    assert few in said(job(compute(steps=30, ranks=4), stages=stages))
+    assert isinstance(straggler.find(job(compute(steps=60, ranks=4), stages=stages))[0], Healthy)
+
+
+def test_a_batch_that_grew_lately_leaves_open_who_is_slow_where_each_stage_has_one_rank():
+    own, tokens = grown(8.8, 7.04)
+    mesh = {"stages": np.arange(2)}
+    assert isinstance(straggler.find(job(own, tokens=tokens, **mesh))[0], Healthy)  # since then
+    lately = {"tokens": tokens[:150], **mesh}
+    assert "steps of equal work are too few" in said(job(own[:150], **lately))
+    own[170:, 1] *= 1.4
+    assert named(straggler.find(job(own, tokens=tokens, **mesh))) == ["1"]
+
+
+def test_a_stage_that_takes_longer_as_a_whole_accuses_none_of_its_two_ranks():
+    own, stages = compute(ranks=4), np.array([0, 0, 1, 1])
+    own[150:] *= np.array([1.3, 1.3, 1.06, 1.06])
+    assert "so do the other ranks of its stage" in said(job(own, stages=stages))
+    own[150:, 1] /= 1.3
+    assert named(straggler.find(job(own, stages=stages))) == ["0"]
 
 
 def test_a_healthy_verdict_counts_the_ranks_that_nobody_stands_beside():
