@@ -20,6 +20,7 @@ Floats = NDArray[np.float64]
 Columns = NDArray[np.int64]
 Rows = NDArray[np.int64]
 
+NO_COMPUTE = "no compute spans in these steps"
 NOISY = 0.1  # noise of one step, as a ratio, from which a host counts as oversubscribed
 RECENT = 30  # newest steps in which it is seen whether a host is oversubscribed and a rank still slow
 QUEUE_RATIO = 0.03  # of the time outside communication, from which waits for a processor count as many

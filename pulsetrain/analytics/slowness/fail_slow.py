@@ -13,7 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pulsetrain.analytics.slowness import by_design
-from pulsetrain.analytics.slowness.cohort import oversubscribed, slowness_is_chance
+from pulsetrain.analytics.slowness.cohort import (
+    NO_COMPUTE,
+    oversubscribed,
+    processor_wait_ratio,
+    slowness_is_chance,
+)
 from pulsetrain.analytics.slowness.fail_slow_config import FailSlowConfig
 from pulsetrain.analytics.slowness.slow_windows import BEFORE, slow_against_history, slow_against_peers
 from pulsetrain.analytics.slowness.stretch_check import SlowStretch, overlap
@@ -46,6 +51,8 @@ def find(timings: Timings, *, config: FailSlowConfig | None = None, recovered: b
 
     Steps that warm up, checkpoint or evaluate are left out. Without compute spans the ranks' step times are
     used, which a barrier makes alike. With `recovered`, slowdowns that are over by now are reported too.
+    `Inconclusive`, after what is found of the job: no two ranks could be compared, or other work may explain
+    who became slower.
 
     >>> from pulsetrain.analytics.slowness.timings import from_matrices
     >>> compute = np.tile([[100.0], [102.0], [99.0]], (40, 6))
@@ -66,11 +73,26 @@ def find(timings: Timings, *, config: FailSlowConfig | None = None, recovered: b
     named = [s for s, doubt in zip(shown, doubts, strict=True) if not doubt]
     verdicts: list[Verdict] = [_rank_finding(timings, s, times) for s in named]
     verdicts += _job_findings(timings, times, config, ranks, recovered=recovered)
-    reason = next(filter(None, doubts), "")
+    reason = next(filter(None, doubts), "") or _not_compared(timings, times, config)
     if reason and not named:
         verdicts.append(Inconclusive(analyzer=NAME, reason=reason))
     numbers = {"ranks": int(timings.ranks.size), "steps": int(times.steps.size)}
     return verdicts or [Healthy(analyzer=NAME, numbers=numbers)]
+
+
+def _not_compared(timings: Timings, times: _Times, config: FailSlowConfig) -> str:
+    """Why ranks could not be compared with each other. "" where they could, and for a job of one rank."""
+    ranks = len(timings.ranks)
+    if ranks == 1:
+        return ""
+    if times.compute is None:
+        barrier = bool(np.isfinite(times.wait).any())
+        return timings.unknown or (f"{NO_COMPUTE}: step times tell of the whole job alone" if barrier else "")
+    if times.oversubscribed and slowness_is_chance(timings):
+        waits = processor_wait_ratio(timings)
+        return f"ranks wait for processors for {waits:.0%} of their compute: chance decides who is slow"
+    known = int((np.isfinite(times.compute).sum(axis=1) >= 2 * config.scales[0].width).sum())
+    return f"the compute time of {known} of {ranks} ranks is known" if known < 2 else ""
 
 
 def _job_findings(

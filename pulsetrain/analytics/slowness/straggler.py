@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pulsetrain.analytics.slowness import by_design, robust
 from pulsetrain.analytics.slowness.arrivals import Arrival, LoadArrivals, no_arrivals
 from pulsetrain.analytics.slowness.cohort import (
+    NO_COMPUTE,
     RECENT,
     STARVED_RATIO,
     Floats,
@@ -41,7 +42,6 @@ NAME = "straggler"
 AGREEMENT = 0.3  # of the doubt that is left, which a second witness takes away
 SURE_ERRORS = 10  # least margin of a rank that is compared with its own past, to be more than information
 DOUBT, LITTLE_DOUBT = 0.25, 0.1  # at a margin of 4 errors. Little: chance never stops a rank again and again
-NO_COMPUTE = "no compute spans in these steps"
 _CAUSES = {
     OFF: "is stopped again and again while it computes, which costs {ratio:.0%} of its cohort's compute time",
     STARVED: "is starved of its processor, which costs {ratio:.0%} of its cohort's compute time",
