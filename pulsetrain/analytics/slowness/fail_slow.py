@@ -17,6 +17,7 @@ from pulsetrain.analytics.slowness.cohort import (
     NO_COMPUTE,
     oversubscribed,
     processor_wait_ratio,
+    queues,
     slowness_is_chance,
 )
 from pulsetrain.analytics.slowness.fail_slow_config import FailSlowConfig
@@ -44,6 +45,7 @@ class _Times:
     compute: Floats | None  # None: there are no compute spans
     wait: Floats
     oversubscribed: bool
+    queues: bool  # the kernel counted it
 
 
 def find(timings: Timings, *, config: FailSlowConfig | None = None, recovered: bool = True) -> list[Verdict]:
@@ -153,6 +155,7 @@ def _times(timings: Timings) -> _Times:
         compute=compute if measured else None,
         wait=timings.parts["wait"][usable].T,
         oversubscribed=measured and oversubscribed(timings),
+        queues=measured and queues(timings),
     )
 
 
@@ -264,10 +267,14 @@ def _rank_finding(timings: Timings, stretch: SlowStretch, times: _Times) -> Find
 
 
 def _job_finding(timings: Timings, stretch: SlowStretch, times: _Times, measure: str) -> Finding:
-    """On an oversubscribed host it is information: other work there slows the job as much as its own does."""
+    """On an oversubscribed host it is information: other work there slows the job as much as its own does.
+
+    So it is where steps scatter as they do there.
+    """
     grew = _growth(stretch, times)
     cause = _cause(grew, last_waits_longer=_last_waits_longer(stretch, times))
-    doubt = "; the host has fewer processors than work" if times.oversubscribed else ""
+    doubt = "; steps scatter, so chance may have a part in it" if times.oversubscribed else ""
+    doubt = "; the host has fewer processors than work" if times.oversubscribed and times.queues else doubt
     evidence = _evidence(stretch, times.steps) | {"grew": grew, "cause": cause}
     return timings.finding(
         NAME,
@@ -276,7 +283,7 @@ def _job_finding(timings: Timings, stretch: SlowStretch, times: _Times, measure:
         severity="info" if times.oversubscribed else _severity(stretch),
         confidence=confidence(stretch) * (0.6 if times.oversubscribed else 1.0),
         summary=f"the whole job {_sentence(stretch, times.steps, measure)}; what grew: {cause}{doubt}",
-        evidence=evidence | {"query": "steps", "measure": measure, "oversubscribed": times.oversubscribed},
+        evidence=evidence | {"query": "steps", "measure": measure, "oversubscribed": times.queues},
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pulsetrain.analytics.slowness import robust
-from pulsetrain.analytics.slowness.cohort import oversubscribed
+from pulsetrain.analytics.slowness.cohort import oversubscribed, queues
 from pulsetrain.analytics.slowness.device_peaks import Peak
 from pulsetrain.analytics.slowness.timings import Timings
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
@@ -156,7 +156,7 @@ def _finding(
             "loss": round(decay.loss, 4),
             "first_step": first_step,
             "phase": phase,
-            "oversubscribed": busy,
+            "oversubscribed": queues(timings),
             "growth_ns": {name: int(v) for name, v in typical.items()},
             "cohort": cohort,
             "ranks": "all" if cohort == "all ranks" else timings.ranks[members].tolist()[:64],

@@ -33,7 +33,14 @@ from pulsetrain.analytics.slowness.cohort import (
 from pulsetrain.analytics.slowness.held_up import OFF, STARVED, find_held_up
 from pulsetrain.analytics.slowness.own_history import Changes, comparable, find_changed, has_all
 from pulsetrain.analytics.slowness.straggler_config import StragglerConfig
-from pulsetrain.analytics.slowness.suspects import RankTable, Suspect, find_suspects, strongest, table_of
+from pulsetrain.analytics.slowness.suspects import (
+    RankTable,
+    Suspect,
+    find_suspects,
+    hidden_by_noise,
+    strongest,
+    table_of,
+)
 from pulsetrain.analytics.slowness.timings import REPORTING_RATIO, Timings
 from pulsetrain.analytics.slowness.witnesses import agrees, late_without_reason, weigh
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, Verdict
@@ -79,7 +86,7 @@ def find(
     if len(rows) < config.steps_needed:
         reason = f"{len(rows)} usable steps; {config.steps_needed} are needed"
         return [Inconclusive(analyzer=NAME, reason=reason)]
-    suspects, changes, compared = _suspects(timings, work, rows, config, scan=scan)
+    suspects, changes, compared, hidden = _suspects(timings, work, rows, config, scan=scan)
     waits = processor_wait_ratio(timings)
     strong = [(s, by_design.doubt(timings, s)) for s in strongest(suspects)]
     likely = [s for s, doubt in strong if _matters(s, waits, config) and not doubt]
@@ -91,7 +98,8 @@ def find(
         reason = weighed.doubt or next((doubt for _, doubt in strong if doubt), chance)
         return [Inconclusive(analyzer=NAME, reason=reason)]
     reason = (
-        changes.doubt
+        hidden
+        or changes.doubt
         or by_design.unequal_halves(timings, work.whole[rows], config.warning_ratio)
         or _not_known(timings, work.whole, rows)
         or _left_out(timings, work.whole, compared | set(changes.compared.tolist()), config)
@@ -133,17 +141,18 @@ def _left_out(timings: Timings, work: Floats, compared: set[int], config: Stragg
 
 def _suspects(
     timings: Timings, work: Work, rows: Rows, config: StragglerConfig, *, scan: bool
-) -> tuple[list[Suspect], Changes, set[int]]:
+) -> tuple[list[Suspect], Changes, set[int], str]:
     """Everybody who is slow in some window or held up, the changes of those who are compared with their own
-    past, and the columns of ranks that could be compared with others."""
+    past, the columns of ranks that could be compared with others, and who may be slow behind noise."""
     windows = list(_windows(rows, config.windows, scan=scan))
     sigmas = robust.sigmas_needed(config.false_alarms, len(windows) * len(timings.ranks))
     tables = [table for window in windows if (table := _table(timings, work, window, config)) is not None]
     compared = {column for table in tables for column in table.columns.tolist()}
     alone = np.array(sorted(set(range(len(timings.ranks))) - compared), np.int64)
     suspects = [suspect for table in tables for suspect in find_suspects(table, sigmas, config)]
+    hidden = hidden_by_noise(tables, sigmas)
     changes = find_changed(timings, work.whole, alone, sigmas, config)
-    return [*suspects, *changes.suspects, *find_held_up(timings, config)], changes, compared
+    return [*suspects, *changes.suspects, *find_held_up(timings, config)], changes, compared, hidden
 
 
 def _matters(suspect: Suspect, processor_wait: float, config: StragglerConfig) -> bool:
