@@ -67,8 +67,9 @@ def find(
     Without `scan` only windows that end at the last step count, which is what is slow now. With `scan`
     windows cover all steps. `arrivals` loads what the second witness needs. `Healthy` tells how many ranks
     there are, and how many of them were compared with their own past `alone`: one of those that was slow from
-    its first step does not show. `Inconclusive`: a rank was compared with nobody, other work may explain who
-    takes longer, or the witnesses disagree.
+    its first step does not show. `arrivals_compared` tells whether the order of arrival was held against it.
+    `Inconclusive`: a rank was compared with nobody, other work may explain who takes longer, or the witnesses
+    disagree.
 
     >>> from pulsetrain.analytics.slowness.timings import from_matrices
     >>> compute = np.full((40, 8), 1e8)
@@ -107,7 +108,12 @@ def find(
     if reason:
         return [Inconclusive(analyzer=NAME, reason=reason)]
     ranks = len(timings.ranks)
-    numbers = {"ranks": ranks, "steps": len(rows), "alone": ranks - len(compared)}
+    numbers = {
+        "ranks": ranks,
+        "steps": len(rows),
+        "alone": ranks - len(compared),
+        "arrivals_compared": weighed.arrivals,
+    }
     return [Healthy(analyzer=NAME, numbers=numbers)]
 
 
