@@ -43,7 +43,7 @@ def change_doubt(
     `before` are the rows before these. What counts is by how much ranks changed, not how unequal they were.
     """
     excess, who = float(np.log(ratio)), f"rank {timings.ranks[column]}"
-    cohort = np.flatnonzero(timings.stages == timings.stages[column])
+    cohort = np.flatnonzero(timings.classes == timings.classes[column])
     mates = cohort[cohort != column]
     others = np.delete(np.arange(len(timings.ranks)), column)
     varying = not isinstance(timings.varying_tokens(), float)
@@ -123,7 +123,7 @@ def _more_pieces(timings: Timings, suspect: Suspect) -> str:
     """It computes in more spans than the others, as where it accumulates gradients for longer."""
     if timings.pieces is None or not isinstance(timings.varying_tokens(), float):
         return ""
-    cohort = np.flatnonzero(np.isin(timings.stages, timings.stages[suspect.columns]))
+    cohort = np.flatnonzero(np.isin(timings.classes, timings.classes[suspect.columns]))
     counts = np.nan_to_num(timings.pieces[suspect.rows]).mean(axis=0)
     others = counts[np.setdiff1d(cohort, suspect.columns)]
     usual = float(np.median(others)) if len(others) else 0.0
@@ -143,7 +143,7 @@ def _part_of_sequence(timings: Timings, suspect: Suspect) -> str:
     if not len(contexts) or len(np.unique(contexts[contexts >= 0])) < 2:
         return ""
     same = np.isin(contexts, contexts[suspect.columns])
-    cohort = np.isin(timings.stages, timings.stages[suspect.columns])
+    cohort = np.isin(timings.classes, timings.classes[suspect.columns])
     peers = np.setdiff1d(np.flatnonzero(same & cohort), suspect.columns)
     who = f"{suspect.subject_type} {suspect.subject}"
     if not len(peers):
@@ -161,7 +161,7 @@ def _few_tokens(timings: Timings, suspect: Suspect) -> str:
     """It takes longer for each token only: its whole time is not longer."""
     if isinstance(timings.varying_tokens(), float):
         return ""
-    cohort = np.flatnonzero(np.isin(timings.stages, timings.stages[suspect.columns]))
+    cohort = np.flatnonzero(np.isin(timings.classes, timings.classes[suspect.columns]))
     levels = np.nanmedian(_log_compute(timings, suspect.rows), axis=0)
     others = np.setdiff1d(cohort, suspect.columns)
     others = others[np.isfinite(levels[others])]

@@ -1,9 +1,10 @@
 """Ranks and nodes that compute slower than others with the same work, step after step.
 
 Compute time is net of communication, because a barrier makes step times alike. The cohort of a rank are the
-ranks of its pipeline stage. The reference is the cohort's lower median, which holds even where half of the
-cohort is slow. A rank is slow where its excess over the reference exceeds two limits: what noise explains, so
-that all tests together raise few false alarms, and a floor that rises with the noise of a step.
+ranks of its pipeline stage on the same GPU model. The reference is the cohort's lower median, which holds
+even where half of the cohort is slow. A rank is slow where its excess over the reference exceeds two limits:
+what noise explains, so that all tests together raise few false alarms, and a floor that rises with the noise
+of a step.
 
 On an oversubscribed host a rank's quick steps must also be slower than the others' slow steps, because a rank
 that is unlucky for a while still has quick ones. In cohorts of one or two ranks there is no majority. There a
@@ -113,6 +114,7 @@ def find(
         "steps": len(rows),
         "alone": ranks - len(compared),
         "arrivals_compared": weighed.arrivals,
+        **({"models": np.unique(timings.models).tolist()} if len(timings.models) else {}),
     }
     return [Healthy(analyzer=NAME, numbers=numbers)]
 
@@ -251,9 +253,9 @@ def _finding(
     )
 
 
-def _same_stages(timings: Timings, suspect: Suspect) -> NDArray[np.bool_]:
-    """Which ranks are of the suspect's pipeline stages."""
-    return np.isin(timings.stages, timings.stages[suspect.columns])
+def _same_work(timings: Timings, suspect: Suspect) -> NDArray[np.bool_]:
+    """Which ranks are of the suspect's pipeline stages and compute on its GPU models."""
+    return np.isin(timings.classes, timings.classes[suspect.columns])
 
 
 def _waits_least(timings: Timings, suspect: Suspect) -> bool:
@@ -262,7 +264,7 @@ def _waits_least(timings: Timings, suspect: Suspect) -> bool:
     wait = timings.parts["wait"][suspect.rows]
     known = np.isfinite(wait)
     means = np.where(known, wait, 0.0).sum(axis=0) / np.maximum(1, known.sum(axis=0))
-    others = np.setdiff1d(np.flatnonzero(_same_stages(timings, suspect)), suspect.columns)
+    others = np.setdiff1d(np.flatnonzero(_same_work(timings, suspect)), suspect.columns)
     others = others[known[:, others].any(axis=0)]
     if not len(others) or not known[:, suspect.columns].any():
         return False
@@ -273,7 +275,7 @@ def _slow_steps(timings: Timings, work: Floats, suspect: Suspect) -> tuple[int, 
     """First and last step of the slowness around the suspect's window."""
     own, others = (
         suspect.columns,
-        np.setdiff1d(np.flatnonzero(_same_stages(timings, suspect)), suspect.columns),
+        np.setdiff1d(np.flatnonzero(_same_work(timings, suspect)), suspect.columns),
     )
     series = np.zeros(len(work))
     whole = has_all(work[:, own].T)
@@ -300,7 +302,7 @@ def _confidence(timings: Timings, suspect: Suspect, *, waits_least: bool, arrive
     doubt = LITTLE_DOUBT if suspect.cause == OFF else DOUBT
     confidence = 1 - doubt * float(np.exp(-max(0.0, suspect.margin - 4) / 4))
     confidence *= 0.98 if waits_least or suspect.cause == OFF else 0.88
-    minority = len(suspect.columns) * 2 < int(_same_stages(timings, suspect).sum())
+    minority = len(suspect.columns) * 2 < int(_same_work(timings, suspect).sum())
     confidence *= 1.0 if minority or suspect.by_history or suspect.cause else 0.97
     confidence *= 0.85 if suspect.by_history else 1.0
     return round(confidence + AGREEMENT * (1 - confidence) * arrives_late, 3)

@@ -53,7 +53,8 @@ class Timings:
     `pieces` is of how many spans compute consists: forward and backward of each micro-batch, and more.
     `nodes`, `stages`, `replicas` (data-parallel) and `contexts` (context-parallel) have one entry for each
     rank, or none at all. An entry is below 0 where the topology does not tell it. `shares_devices`: ranks
-    took turns on devices in some of the steps. `on_device`: devices timed compute in some of them.
+    took turns on devices in some of the steps. `on_device`: devices timed compute in some of them. `models`
+    are the GPU models of the ranks, none at all where they are alike or not known.
     """
 
     job: str
@@ -76,6 +77,7 @@ class Timings:
     pieces: Matrix | None = None
     shares_devices: bool = False
     on_device: bool = False
+    models: NDArray[np.str_] = field(default_factory=lambda: np.zeros(0, np.str_))
 
     @cached_property
     def usable(self) -> NDArray[np.bool_]:
@@ -106,9 +108,18 @@ class Timings:
         return rows[: len(rows) - missing]
 
     @cached_property
+    def classes(self) -> NDArray[np.int64]:
+        """A number for each rank, alike for ranks of one pipeline stage on the same GPU model."""
+        if not len(self.models):
+            return self.stages
+        _, stage = np.unique(self.stages, return_inverse=True)
+        models, model = np.unique(self.models, return_inverse=True)
+        return np.asarray(stage * len(models) + model, np.int64)
+
+    @cached_property
     def cohorts(self) -> list[NDArray[np.int64]]:
-        """Columns of ranks that do the same work: one array for each pipeline stage."""
-        return [np.flatnonzero(self.stages == s) for s in np.unique(self.stages)]
+        """Columns of ranks that do the same work on the same GPU model: one array for each of `classes`."""
+        return [np.flatnonzero(self.classes == c) for c in np.unique(self.classes)]
 
     def measured(self, part: str) -> Matrix:
         """A part in `COMPUTED` as the rank measured it, waits for a processor included."""

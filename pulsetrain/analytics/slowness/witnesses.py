@@ -127,7 +127,7 @@ def load_explains(
     if timings.routed_bytes is None:
         return False
     usual = np.nan_to_num(timings.routed_bytes[rows]).mean(axis=0)
-    same = np.flatnonzero(np.isin(timings.stages, timings.stages[columns]))
+    same = np.flatnonzero(np.isin(timings.classes, timings.classes[columns]))
     others = usual[np.setdiff1d(same, columns)]
     if not len(others) or not (others > 0).any():
         return False

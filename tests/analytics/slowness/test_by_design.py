@@ -91,6 +91,23 @@ def test_a_rank_with_more_micro_batches_is_not_slow():
     assert named(straggler.find(job(own, pieces=pieces))) == ["2"]
 
 
+def test_ranks_on_an_older_gpu_model_are_compared_among_themselves():
+    models = np.repeat(["A100", "H100"], 4)
+    own = compute() * np.where(models == "A100", 2.0, 1.0)
+    (verdict,) = straggler.find(job(own, models=models))
+    assert isinstance(verdict, Healthy)
+    assert verdict.numbers["models"] == ["A100", "H100"]
+    own[:, 2] *= 1.3
+    (finding,) = findings(straggler.find(job(own, models=models)))
+    assert finding.subject == "2"
+    assert finding.evidence["ratio"] == pytest.approx(1.3, abs=0.02)
+
+
+def test_stages_on_unlike_gpu_models_make_a_cohort_for_each_stage_and_model():
+    timings = job(compute(), stages=STAGES, models=np.tile(["A100", "H100"], 4))
+    assert [cohort.tolist() for cohort in timings.cohorts] == [[0, 2], [1, 3], [4, 6], [5, 7]]
+
+
 @pytest.mark.parametrize("ratio", [1.07, 1.18, 1.5, 2.0])
 def test_of_two_ranks_that_always_differed_nobody_can_tell_which_is_slow(ratio):
     own = compute(ranks=2)
