@@ -28,10 +28,18 @@ SHARE = 0.5  # of a suspect's excess, from which a peer counts as equally slow, 
 
 def doubt(timings: Timings, suspect: Suspect) -> str:
     """Why a suspect of own time may do other work than its cohort. "" where nothing says so."""
-    if suspect.cause or suspect.by_history:
+    if suspect.cause:
         return ""
+    who = f"{suspect.subject_type} {suspect.subject}"
+    routing = _unseen_routing(timings, suspect.columns, suspect.rows)
+    unseen = f"{who} computes {suspect.ratio:.0%} longer, and {routing}" if routing else ""
+    if suspect.by_history:
+        return unseen
     return (
-        _more_pieces(timings, suspect) or _part_of_sequence(timings, suspect) or _few_tokens(timings, suspect)
+        _more_pieces(timings, suspect)
+        or _part_of_sequence(timings, suspect)
+        or _few_tokens(timings, suspect)
+        or unseen
     )
 
 
@@ -65,6 +73,9 @@ def change_doubt(
             return (
                 f"{longer} when steps came to be other work, and nobody else holds its part of the sequence"
             )
+    routing = _unseen_routing(timings, np.array([column]), rows)
+    if routing:
+        return f"{longer}, and {routing}"
     if len(mates):
         return ""
     if changed:
@@ -135,6 +146,17 @@ def _more_pieces(timings: Timings, suspect: Suspect) -> str:
         f"{who} computes {suspect.ratio:.0%} longer, in {own:.1f} pieces a step where others have "
         f"{usual:.1f}: it seems that it has more micro-batches"
     )
+
+
+def _unseen_routing(timings: Timings, columns: NDArray[np.int64], rows: NDArray[np.int64]) -> str:
+    """Why nobody knows how many tokens these ranks' experts get. "" where it is known, or there are none."""
+    if len(np.unique(timings.experts[timings.experts >= 0])) < 2:
+        return ""
+    same = np.isin(timings.classes, timings.classes[columns])
+    routed = timings.routed_bytes
+    if routed is not None and (np.nan_to_num(routed[rows])[:, same].sum(axis=0) > 0).all():
+        return ""
+    return "it is not seen how many tokens its experts get: not all of them go through all_to_all"
 
 
 def _part_of_sequence(timings: Timings, suspect: Suspect) -> str:

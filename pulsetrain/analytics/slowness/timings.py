@@ -51,10 +51,11 @@ class Timings:
     true where a loss or gradient norm was logged, so that a NaN there is a real one. `unknown` says why no
     compute time can be known. `routed_bytes` went through all_to_all, as tokens do to their experts.
     `pieces` is of how many spans compute consists: forward and backward of each micro-batch, and more.
-    `nodes`, `stages`, `replicas` (data-parallel) and `contexts` (context-parallel) have one entry for each
-    rank, or none at all. An entry is below 0 where the topology does not tell it. `shares_devices`: ranks
-    took turns on devices in some of the steps. `on_device`: devices timed compute in some of them. `models`
-    are the GPU models of the ranks, none at all where they are alike or not known.
+    `nodes`, `stages`, `replicas` (data-parallel), `contexts` (context-parallel) and `experts`
+    (expert-parallel) have one entry for each rank, or none at all. An entry is below 0 where the topology
+    does not tell it. `models` are the GPU models of the ranks, none at all where they are alike or not known.
+    `shares_devices`: ranks took turns on devices in some of the steps. `on_device`: devices timed compute in
+    some of them.
     """
 
     job: str
@@ -71,6 +72,7 @@ class Timings:
     topology_known: bool = False
     replicas: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     contexts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    experts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     running_ratio: Matrix | None = None
     unknown: str = ""
     routed_bytes: Matrix | None = None

@@ -193,6 +193,21 @@ def test_experts_with_more_tokens_are_compared_within_their_stage():
     assert "uneven load" in said(job(own, stages=STAGES, routed_bytes=routed))
 
 
+@pytest.mark.parametrize("seen", ["nowhere", "on some ranks"])
+def test_experts_whose_tokens_are_not_seen_may_just_get_more_of_them(seen):
+    experts, routed = np.tile(np.arange(4), 2), np.zeros((200, 8))
+    if seen == "on some ranks":
+        routed[:, 4:] = 1e6
+    own = compute()
+    own[:, 2] *= 1.4
+    why = "not seen how many tokens its experts get"
+    assert why in said(job(own, experts=experts, routed_bytes=routed))
+    assert named(straggler.find(job(own, experts=experts, routed_bytes=routed + 1e6))) == ["2"]
+    assert named(straggler.find(job(own, experts=np.zeros(8, np.int64), routed_bytes=routed))) == ["2"]
+    own[:100, 2] /= 1.4
+    assert why in reason(job(own, experts=experts, routed_bytes=routed))
+
+
 def test_a_rank_that_becomes_slower_with_more_routed_tokens_is_not_named():
     own, routed = compute(), np.full((200, 8), 1e6)
     own[100:, 2] *= 1.35
