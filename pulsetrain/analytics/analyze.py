@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
+
+import numpy as np
 
 from pulsetrain.analytics import calibration, numerics
 from pulsetrain.analytics.machines import analyzers as machines
@@ -72,10 +74,14 @@ class AnalyzerInput:
 
     @cached_property
     def timings(self) -> Timings:
-        """Times of these steps. They are read at the first use, once for all analyzers."""
-        if self.recent is not None:
-            return self.recent.timings
-        return load_timings.load(self.store, self.steps, first_step=self.first_step, now_ns=self.now_ns)
+        """Times of these steps, with the ranks' GPU models. They are read at the first use, once for all."""
+        timings = (
+            self.recent.timings
+            if self.recent is not None
+            else load_timings.load(self.store, self.steps, first_step=self.first_step, now_ns=self.now_ns)
+        )
+        models = self.hardware.unlike(timings.nodes.tolist())
+        return replace(timings, models=np.array(models, np.str_)) if models else timings
 
     @property
     def steps(self) -> AttemptSteps:

@@ -85,10 +85,10 @@ def lines(verdicts: Sequence[Verdict], *, everything: bool) -> list[str]:
         if isinstance(verdict, Failed):
             text.append(f"failed: {verdict.analyzer}: {verdict.error}")
         elif everything and isinstance(verdict, Healthy):
-            text.append(f"healthy: {verdict.analyzer}{_healthy_text(verdict)}")
+            text.append(f"healthy: {verdict.analyzer}{_numbers_text(verdict)}")
         elif everything and isinstance(verdict, Inconclusive):
             state = "blind" if verdict.blind else "inconclusive"
-            text.append(f"{state}: {verdict.analyzer}: {verdict.reason}")
+            text.append(f"{state}: {verdict.analyzer}: {verdict.reason}{_numbers_text(verdict)}")
     return text
 
 
@@ -97,8 +97,8 @@ def exit_status(verdicts: Sequence[Verdict]) -> int:
     return int(asks_for_action(verdicts) or any(isinstance(v, Failed) for v in verdicts))
 
 
-def _healthy_text(verdict: Healthy) -> str:
-    """What the numbers of a healthy verdict say to people, "" for nothing."""
+def _numbers_text(verdict: Healthy | Inconclusive) -> str:
+    """What the numbers of a verdict say to people, "" for nothing."""
     numbers = verdict.numbers
     if "mfu" in numbers:
         return f": MFU {numbers['mfu']:.1%} of {numbers['device']} ({numbers['peak_source']})"

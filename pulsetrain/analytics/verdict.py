@@ -33,11 +33,15 @@ class Healthy:
 
 @dataclass(frozen=True, kw_only=True)
 class Inconclusive:
-    """The analyzer cannot tell. `blind`: the data it needs is missing. Otherwise the data decides nothing."""
+    """The analyzer cannot tell. `blind`: the data it needs is missing. Otherwise the data decides nothing.
+
+    `numbers` say what it measured all the same.
+    """
 
     analyzer: str
     reason: str
     blind: bool = False
+    numbers: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,5 +92,6 @@ def state_of(verdict: Verdict) -> dict[str, object]:
             "state": "blind" if verdict.blind else "inconclusive",
             "analyzer": verdict.analyzer,
             "reason": verdict.reason,
+            **({"numbers": dict(verdict.numbers)} if verdict.numbers else {}),
         }
     return {"state": "failed", "analyzer": verdict.analyzer, "error": verdict.error}

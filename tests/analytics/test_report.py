@@ -75,6 +75,15 @@ def test_a_healthy_verdict_says_how_many_ranks_were_compared_with_nobody_else():
     ]
 
 
+def test_an_inconclusive_verdict_tells_what_was_measured_all_the_same():
+    few = Inconclusive(analyzer="mfu", reason="28 steps", numbers=HEALTHY.numbers)
+    assert report.lines([few], everything=True)[1:] == [
+        "inconclusive: mfu: 28 steps: MFU 40.0% of H100 (NVIDIA)"
+    ]
+    assert report.states([few])[0]["numbers"] == HEALTHY.numbers
+    assert "numbers" not in report.states([UNSURE])[0]
+
+
 def test_no_finding_is_said():
     assert report.lines([Healthy(analyzer="hang")], everything=False) == ["No finding."]
 

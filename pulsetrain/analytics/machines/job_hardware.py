@@ -41,6 +41,20 @@ class JobHardware:
         """The model of each GPU by UUID."""
         return {uuid: model for of_node in self.models.values() for uuid, model in of_node.items()}
 
+    def unlike(self, nodes: Iterable[str]) -> list[str]:
+        """The models of the GPUs of these nodes, one entry for each rank. Empty where they are alike.
+
+        Models of one node are joined, and "" is one that is not known. Empty where the job does not use GPUs.
+
+        >>> mixed = {"a": {"GPU-1": "NVIDIA H100"}, "b": {"GPU-2": "NVIDIA A100"}}
+        >>> JobHardware(models=mixed, uses_gpus=True).unlike(["a", "a", "b"])
+        ['NVIDIA H100', 'NVIDIA H100', 'NVIDIA A100']
+        >>> JobHardware(models=mixed, uses_gpus=True).unlike(["a", "a"])
+        []
+        """
+        found = ["+".join(sorted(set(self.models.get(node, {}).values()))) for node in nodes]
+        return found if self.uses_gpus and len(set(found) - {""}) > 1 else []
+
     @property
     def calibrated(self) -> bool:
         """Whether the calibration table was counted on such machines: without GPUs."""

@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 
 WINDOW = 30  # newest steps
 STEPS_NEEDED = 10
-OPERATIONS = 300_000  # that one look may read: fewer steps of a larger job
+OPERATIONS = 300_000  # that one look may read: fewer steps of a larger job, none above 30,000 a step
 
 
 LoadArrivals = Callable[[], "Arrivals | None"]

@@ -8,30 +8,85 @@ other work, or be slow.
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 from numpy.typing import NDArray
 
 from pulsetrain.analytics.selection import ranges
 from pulsetrain.analytics.slowness import robust
+from pulsetrain.analytics.slowness.step_work import since_change
 from pulsetrain.analytics.slowness.suspects import Suspect
 from pulsetrain.analytics.slowness.timings import Timings
 
 PARTS = 3  # of the steps, in each of which a difference must show
+ERRORS = 4  # standard errors of a difference that is no chance
+MEDIAN_ERROR = 1.25  # standard error of a median over that of the mean, normal distribution
 LOOKED_STEPS = 48  # about so many of the steps, evenly spaced, so that a large job costs little
 SHARE = 0.5  # of a suspect's excess, from which a peer counts as equally slow, and whole time as longer
 
 
 def doubt(timings: Timings, suspect: Suspect) -> str:
     """Why a suspect of own time may do other work than its cohort. "" where nothing says so."""
-    if suspect.cause or suspect.by_history:
+    if suspect.cause:
         return ""
+    who = f"{suspect.subject_type} {suspect.subject}"
+    routing = _unseen_routing(timings, suspect.columns, suspect.rows)
+    unseen = f"{who} computes {suspect.ratio:.0%} longer, and {routing}" if routing else ""
+    if suspect.by_history:
+        return unseen
     return (
-        _more_pieces(timings, suspect) or _part_of_sequence(timings, suspect) or _few_tokens(timings, suspect)
+        _more_pieces(timings, suspect)
+        or _part_of_sequence(timings, suspect)
+        or _few_tokens(timings, suspect)
+        or unseen
     )
 
 
+def change_doubt(
+    timings: Timings, column: int, rows: NDArray[np.int64], before: NDArray[np.int64], ratio: float
+) -> str:
+    """Why a rank that came to take `ratio` times as long, in `rows`, may do other work since. "" for none.
+
+    `before` are the rows before these. What counts is by how much ranks changed, not how unequal they were.
+    """
+    excess, who = float(np.log(ratio)), f"rank {timings.ranks[column]}"
+    cohort = np.flatnonzero(timings.classes == timings.classes[column])
+    mates = cohort[cohort != column]
+    others = np.delete(np.arange(len(timings.ranks)), column)
+    varying = not isinstance(timings.varying_tokens(), float)
+    rise = _rise(timings.parts["compute"], rows, before)
+    longer = f"{who} became {ratio:.2f}x slower"
+    if timings.pieces is not None and not varying:
+        pieces = _rise(timings.pieces, rows, before)
+        if pieces[column] - _usual(pieces[mates if len(mates) else others]) >= SHARE * excess:
+            return f"{longer}, in more pieces a step than before: it seems that it has more micro-batches"
+    if varying and rise[column] - _usual(rise[mates]) < SHARE * excess:
+        return f"{longer} for each token, and not in all: it has fewer tokens"
+    changed = len(since_change(timings, np.concatenate([before, rows]))) < len(before) + len(rows)
+    contexts = timings.contexts
+    if len(contexts) and len(np.unique(contexts[contexts >= 0])) > 1:
+        same = mates[contexts[mates] == contexts[column]]
+        if len(same) and _usual(rise[same]) - _usual(rise[cohort]) >= SHARE * excess:
+            return f"{longer}, and so did the ranks with the same part of the sequence"
+        if not len(same) and changed:
+            return (
+                f"{longer} when steps came to be other work, and nobody else holds its part of the sequence"
+            )
+    routing = _unseen_routing(timings, np.array([column]), rows)
+    if routing:
+        return f"{longer}, and {routing}"
+    if len(mates):
+        return ""
+    if changed:
+        return f"{longer} when steps came to be other work, and nobody else computes its stage"
+    if len(others) > 1 and np.nanmin(rise[others]) >= SHARE * rise[column]:
+        return f"{longer}, all others take longer too, and nobody else computes its stage"
+    return ""
+
+
 def unequal_halves(timings: Timings, work: NDArray[np.float64], least: float) -> str:
-    """Half or more of a cohort that always took longer than the rest, by more than `least`, a ratio.
+    """Half or more of a cohort that always took longer than the rest, by more than noise and a ratio `least`.
 
     Then nobody can tell which is usual. "" for none. `work` is the log of compute time [step, rank] in the
     steps that are compared. Of many steps some are looked at.
@@ -50,13 +105,20 @@ def unequal_halves(timings: Timings, work: NDArray[np.float64], least: float) ->
         split = int(np.argmax(gaps)) + 1
         quick, slow = order[:split], order[split:]
         apart = levels[:, slow].min(axis=1) - levels[:, quick].max(axis=1)
-        if 2 * len(slow) < len(columns) or apart.min() <= np.log1p(least):
+        if 2 * len(slow) < len(columns) or apart.min() <= max(np.log1p(least), _chance(thirds, levels)):
             continue
         ratio = float(np.exp(levels[:, slow].mean() - levels[:, quick].mean()))
         who, others = (listed(timings.ranks[columns[part]].tolist()) for part in (slow, quick))
         verb = "computes" if len(slow) == 1 else "compute"
         return f"{who} {verb} {ratio:.2f}x as long as {others} all along: nobody can tell which is usual"
     return ""
+
+
+def _chance(thirds: list[NDArray[np.float64]], levels: NDArray[np.float64]) -> float:
+    """How far (log) two ranks' levels in a third of the steps lie apart by noise at most."""
+    residuals = np.concatenate([third - level for third, level in zip(thirds, levels, strict=True)])
+    noise = float(robust.sigma(residuals[np.isfinite(residuals)]))
+    return ERRORS * MEDIAN_ERROR * noise * float(np.sqrt(2 / min(len(third) for third in thirds)))
 
 
 def listed(numbers: list[int]) -> str:
@@ -72,7 +134,7 @@ def _more_pieces(timings: Timings, suspect: Suspect) -> str:
     """It computes in more spans than the others, as where it accumulates gradients for longer."""
     if timings.pieces is None or not isinstance(timings.varying_tokens(), float):
         return ""
-    cohort = np.flatnonzero(np.isin(timings.stages, timings.stages[suspect.columns]))
+    cohort = np.flatnonzero(np.isin(timings.classes, timings.classes[suspect.columns]))
     counts = np.nan_to_num(timings.pieces[suspect.rows]).mean(axis=0)
     others = counts[np.setdiff1d(cohort, suspect.columns)]
     usual = float(np.median(others)) if len(others) else 0.0
@@ -86,13 +148,24 @@ def _more_pieces(timings: Timings, suspect: Suspect) -> str:
     )
 
 
+def _unseen_routing(timings: Timings, columns: NDArray[np.int64], rows: NDArray[np.int64]) -> str:
+    """Why nobody knows how many tokens these ranks' experts get. "" where it is known, or there are none."""
+    if len(np.unique(timings.experts[timings.experts >= 0])) < 2:
+        return ""
+    same = np.isin(timings.classes, timings.classes[columns])
+    routed = timings.routed_bytes
+    if routed is not None and (np.nan_to_num(routed[rows])[:, same].sum(axis=0) > 0).all():
+        return ""
+    return "it is not seen how many tokens its experts get: not all of them go through all_to_all"
+
+
 def _part_of_sequence(timings: Timings, suspect: Suspect) -> str:
     """Ranks with the same part of the sequence are as slow, or nobody else has that part."""
     contexts = timings.contexts
     if not len(contexts) or len(np.unique(contexts[contexts >= 0])) < 2:
         return ""
     same = np.isin(contexts, contexts[suspect.columns])
-    cohort = np.isin(timings.stages, timings.stages[suspect.columns])
+    cohort = np.isin(timings.classes, timings.classes[suspect.columns])
     peers = np.setdiff1d(np.flatnonzero(same & cohort), suspect.columns)
     who = f"{suspect.subject_type} {suspect.subject}"
     if not len(peers):
@@ -110,7 +183,7 @@ def _few_tokens(timings: Timings, suspect: Suspect) -> str:
     """It takes longer for each token only: its whole time is not longer."""
     if isinstance(timings.varying_tokens(), float):
         return ""
-    cohort = np.flatnonzero(np.isin(timings.stages, timings.stages[suspect.columns]))
+    cohort = np.flatnonzero(np.isin(timings.classes, timings.classes[suspect.columns]))
     levels = np.nanmedian(_log_compute(timings, suspect.rows), axis=0)
     others = np.setdiff1d(cohort, suspect.columns)
     others = others[np.isfinite(levels[others])]
@@ -121,6 +194,22 @@ def _few_tokens(timings: Timings, suspect: Suspect) -> str:
         return ""
     who = f"{suspect.subject_type} {suspect.subject}"
     return f"{who} computes {suspect.ratio:.0%} longer for each token, and not in all: it has fewer tokens"
+
+
+def _rise(
+    values: NDArray[np.float64], rows: NDArray[np.int64], before: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """By how much (log) each column's usual value rose from `before` to `rows`. NaN where not known."""
+    with np.errstate(divide="ignore", invalid="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # columns without a value
+        logs = np.log(np.where(values > 0, values, np.nan))
+        return np.asarray(np.nanmedian(logs[rows], axis=0) - np.nanmedian(logs[before], axis=0))
+
+
+def _usual(rise: NDArray[np.float64]) -> float:
+    """The lower median of what is known. 0 for nothing."""
+    known = rise[np.isfinite(rise)]
+    return robust.lower_median(known) if len(known) else 0.0
 
 
 def _log_compute(timings: Timings, rows: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -20,6 +20,7 @@ Floats = NDArray[np.float64]
 Columns = NDArray[np.int64]
 Rows = NDArray[np.int64]
 
+NO_COMPUTE = "no compute spans in these steps"
 NOISY = 0.1  # noise of one step, as a ratio, from which a host counts as oversubscribed
 RECENT = 30  # newest steps in which it is seen whether a host is oversubscribed and a rank still slow
 QUEUE_RATIO = 0.03  # of the time outside communication, from which waits for a processor count as many
@@ -69,20 +70,20 @@ def work_of(timings: Timings, rows: Rows) -> Work:
 
 
 def oversubscribed(timings: Timings) -> bool:
-    """Whether the ranks share fewer processors than they need.
+    """Whether chance may slow ranks: they queue for processors, or their steps scatter as if they did."""
+    return queues(timings) or work_of(timings, np.flatnonzero(timings.usable)).low_noise is not None
 
-    Either the noise of their work says so, or the kernel, which counts how long they lately waited in a run
-    queue. The kernel's count leaves out communication, so it is compared with the time outside of it.
+
+def queues(timings: Timings) -> bool:
+    """Whether the kernel counted that ranks lately waited in a run queue: they share too few processors.
+
+    The count leaves out communication, so it is compared with the time outside of it.
     """
     rows = np.flatnonzero(timings.usable)
     last = rows[-RECENT:]
     matrices = (timings.parts["cpu_wait"], timings.numbers["duration_ns"], timings.parts["wait"])
     queued, whole, communication = (np.nansum(matrix[last]) for matrix in matrices)
-    return (
-        timings.running_ratio is not None
-        or bool(queued > QUEUE_RATIO * (whole - communication) > 0)
-        or work_of(timings, rows).low_noise is not None
-    )
+    return timings.running_ratio is not None or bool(queued > QUEUE_RATIO * (whole - communication) > 0)
 
 
 def processor_wait_ratio(timings: Timings) -> float:

@@ -6,14 +6,22 @@ own history: a slowdown of all ranks alike does not show between ranks. `slow_wi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pulsetrain.analytics.slowness.cohort import oversubscribed, slowness_is_chance
+from pulsetrain.analytics.slowness import by_design
+from pulsetrain.analytics.slowness.cohort import (
+    NO_COMPUTE,
+    oversubscribed,
+    processor_wait_ratio,
+    queues,
+    slowness_is_chance,
+)
 from pulsetrain.analytics.slowness.fail_slow_config import FailSlowConfig
-from pulsetrain.analytics.slowness.slow_windows import slow_against_history, slow_against_peers
+from pulsetrain.analytics.slowness.slow_windows import BEFORE, slow_against_history, slow_against_peers
 from pulsetrain.analytics.slowness.stretch_check import SlowStretch, overlap
 from pulsetrain.analytics.slowness.timings import Timings
 from pulsetrain.analytics.slowness.witnesses import load_explains
@@ -24,6 +32,8 @@ NAME = "fail_slow"
 PATIENT_STEPS = 20  # shortest slowdown of a job, or of ranks on an oversubscribed host
 SINGLE_LOOK = 1.25  # on noise alone (10 ranks x 300 steps, autocorrelation 0.9): 3 false of 200, not 18
 GREW_RATIO = 1.05  # of a part of the step, from which it is named as the cause
+NETWORK_SHARE = 0.5  # of what most ranks wait longer, by which the one that waits least must, too
+EACH_OTHER = "ranks wait longer for each other"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +45,7 @@ class _Times:
     compute: Floats | None  # None: there are no compute spans
     wait: Floats
     oversubscribed: bool
+    queues: bool  # the kernel counted it
 
 
 def find(timings: Timings, *, config: FailSlowConfig | None = None, recovered: bool = True) -> list[Verdict]:
@@ -42,6 +53,8 @@ def find(timings: Timings, *, config: FailSlowConfig | None = None, recovered: b
 
     Steps that warm up, checkpoint or evaluate are left out. Without compute spans the ranks' step times are
     used, which a barrier makes alike. With `recovered`, slowdowns that are over by now are reported too.
+    `Inconclusive`, after what is found of the job: no two ranks could be compared, or other work may explain
+    who became slower.
 
     >>> from pulsetrain.analytics.slowness.timings import from_matrices
     >>> compute = np.tile([[100.0], [102.0], [99.0]], (40, 6))
@@ -57,25 +70,54 @@ def find(timings: Timings, *, config: FailSlowConfig | None = None, recovered: b
         reason = f"{times.steps.size} usable steps; {needed} are needed"
         return [Inconclusive(analyzer=NAME, reason=reason, blind=times.steps.size == 0)]
     ranks = _slow_ranks(timings, times, config)
-    loaded = [s for s in ranks if _is_load(timings, s, times)]
-    shown = [s for s in ranks if (recovered or s.ongoing) and s not in loaded]
-    verdicts: list[Verdict] = [_rank_finding(timings, s, times) for s in shown]
-    for measure, stretch in _slow_job(times, config):
-        explained = any(overlap(stretch, rank) and rank.ratio > 1 for rank in ranks)
-        if not explained and (recovered or stretch.ongoing):
-            verdicts.append(_job_finding(timings, stretch, times, measure))
+    shown = [s for s in ranks if recovered or s.ongoing]
+    doubts = [_doubt(timings, s, times) for s in shown]
+    named = [s for s, doubt in zip(shown, doubts, strict=True) if not doubt]
+    verdicts: list[Verdict] = [_rank_finding(timings, s, times) for s in named]
+    verdicts += _job_findings(timings, times, config, ranks, recovered=recovered)
+    reason = next(filter(None, doubts), "") or _not_compared(timings, times, config)
+    if reason and not named:
+        verdicts.append(Inconclusive(analyzer=NAME, reason=reason))
     numbers = {"ranks": int(timings.ranks.size), "steps": int(times.steps.size)}
-    if loaded and not verdicts:
-        rank = timings.ranks[loaded[0].row]
-        reason = f"rank {rank} computes {loaded[0].ratio:.2f}x longer, and gets more of the routed tokens"
-        return [Inconclusive(analyzer=NAME, reason=reason)]
     return verdicts or [Healthy(analyzer=NAME, numbers=numbers)]
 
 
-def _is_load(timings: Timings, stretch: SlowStretch, times: _Times) -> bool:
-    """Whether the experts of a slow rank just got more tokens."""
-    rows = np.flatnonzero(np.isin(timings.steps, times.steps[stretch.begin : stretch.end]))
-    return load_explains(timings, np.array([stretch.row]), rows, stretch.ratio - 1)
+def _not_compared(timings: Timings, times: _Times, config: FailSlowConfig) -> str:
+    """Why ranks could not be compared with each other. "" where they could, and for a job of one rank."""
+    ranks = len(timings.ranks)
+    if ranks == 1:
+        return ""
+    if times.compute is None:
+        barrier = bool(np.isfinite(times.wait).any())
+        return timings.unknown or (f"{NO_COMPUTE}: step times tell of the whole job alone" if barrier else "")
+    if times.oversubscribed and slowness_is_chance(timings):
+        waits = processor_wait_ratio(timings)
+        return f"ranks wait for processors for {waits:.0%} of their compute: chance decides who is slow"
+    known = int((np.isfinite(times.compute).sum(axis=1) >= 2 * config.scales[0].width).sum())
+    return f"the compute time of {known} of {ranks} ranks is known" if known < 2 else ""
+
+
+def _job_findings(
+    timings: Timings, times: _Times, config: FailSlowConfig, ranks: Sequence[SlowStretch], *, recovered: bool
+) -> list[Finding]:
+    """What slowed the job and no slow rank explains."""
+    return [
+        _job_finding(timings, stretch, times, measure)
+        for measure, stretch in _slow_job(times, config)
+        if (recovered or stretch.ongoing) and not any(overlap(stretch, rank) for rank in ranks)
+    ]
+
+
+def _doubt(timings: Timings, stretch: SlowStretch, times: _Times) -> str:
+    """Why a slow rank may just have come to do other work. "" for none."""
+    rows, before = (
+        np.flatnonzero(np.isin(timings.steps, times.steps[max(0, begin) : end]))
+        for begin, end in ((stretch.begin, stretch.end), (stretch.begin - BEFORE, stretch.begin))
+    )
+    if load_explains(timings, np.array([stretch.row]), rows, stretch.ratio - 1):
+        rank = timings.ranks[stretch.row]
+        return f"rank {rank} computes {stretch.ratio:.2f}x longer, and gets more of the routed tokens"
+    return by_design.change_doubt(timings, stretch.row, rows, before, stretch.ratio)
 
 
 def patient(config: FailSlowConfig) -> FailSlowConfig:
@@ -113,15 +155,19 @@ def _times(timings: Timings) -> _Times:
         compute=compute if measured else None,
         wait=timings.parts["wait"][usable].T,
         oversubscribed=measured and oversubscribed(timings),
+        queues=measured and queues(timings),
     )
 
 
 def _slow_ranks(timings: Timings, times: _Times, config: FailSlowConfig) -> list[SlowStretch]:
+    cohorts = timings.cohorts
     if times.compute is None:
-        return slow_against_peers(times.duration, config)
+        return slow_against_peers(times.duration, config, cohorts=cohorts)
     if not times.oversubscribed:
-        return slow_against_peers(times.compute, config)
-    return [] if slowness_is_chance(timings) else slow_against_peers(times.compute, patient(config))
+        return slow_against_peers(times.compute, config, cohorts=cohorts)
+    if slowness_is_chance(timings):
+        return []
+    return slow_against_peers(times.compute, patient(config), cohorts=cohorts)
 
 
 def _slow_job(times: _Times, config: FailSlowConfig) -> list[tuple[str, SlowStretch]]:
@@ -144,20 +190,45 @@ def _growth(stretch: SlowStretch, times: _Times) -> dict[str, float]:
     compute = times.duration * np.nan if times.compute is None else times.compute
     grew: dict[str, float] = {}
     for name, part in (("compute", compute), ("communication", times.wait)):
-        before, during = part[:, : stretch.begin], part[:, stretch.begin : stretch.end]
-        if np.isfinite(before).any() and np.isfinite(during).any() and np.nanmedian(before) > 0:
-            grew[name] = round(float(np.nanmedian(during) / np.nanmedian(before)), 3)
+        before, during = _usual(part, stretch)
+        if before > 0 and np.isfinite(during):
+            grew[name] = round(during / before, 3)
     return grew
 
 
-def _cause(grew: dict[str, float]) -> str:
-    """Which part of the step grew, in words."""
+def _usual(part: Floats, stretch: SlowStretch) -> tuple[float, float]:
+    """The median of times [rank, step] before a stretch and in it. NaN where not known."""
+    halves = part[:, : stretch.begin], part[:, stretch.begin : stretch.end]
+    before, during = (float(np.nanmedian(h)) if np.isfinite(h).any() else np.nan for h in halves)
+    return before, during
+
+
+def _last_waits_longer(stretch: SlowStretch, times: _Times) -> bool:
+    """Whether the rank that waits least waits longer too, by half of what most ranks do.
+
+    It comes last, so it waits for the network alone. The others wait for it as well.
+    """
+    known = np.isfinite(times.wait).any(axis=0)
+    least = np.full((1, times.wait.shape[1]), np.nan)
+    least[0, known] = np.nanmin(times.wait[:, known], axis=0)
+    (before, during), (least_before, least_during) = (_usual(p, stretch) for p in (times.wait, least))
+    rise = least_during - least_before
+    return bool(rise >= NETWORK_SHARE * (during - before) and least_during > GREW_RATIO * least_before)
+
+
+def _cause(grew: dict[str, float], *, last_waits_longer: bool) -> str:
+    """Which part of the step grew, in words. Where ranks just wait for each other, that is an effect."""
     worse = tuple(name for name, ratio in grew.items() if ratio > GREW_RATIO)
+    if "compute" not in grew or not (worse or "communication" in grew):
+        return "unknown"
+    network = last_waits_longer
     return {
-        (): "neither compute nor communication" if grew else "unknown",
+        (): "neither compute nor communication",
         ("compute",): "compute of all ranks: code, data or a shared host limit",
-        ("communication",): "communication: the network",
-        ("compute", "communication"): "compute and communication of all ranks",
+        ("communication",): "communication: the network" if network else EACH_OTHER,
+        ("compute", "communication"): "compute and communication of all ranks"
+        if network
+        else f"compute of all ranks, and {EACH_OTHER}",
     }[worse]
 
 
@@ -196,10 +267,14 @@ def _rank_finding(timings: Timings, stretch: SlowStretch, times: _Times) -> Find
 
 
 def _job_finding(timings: Timings, stretch: SlowStretch, times: _Times, measure: str) -> Finding:
-    """On an oversubscribed host it is information: other work there slows the job as much as its own does."""
+    """On an oversubscribed host it is information: other work there slows the job as much as its own does.
+
+    So it is where steps scatter as they do there.
+    """
     grew = _growth(stretch, times)
-    cause = _cause(grew)
-    doubt = "; the host has fewer processors than work" if times.oversubscribed else ""
+    cause = _cause(grew, last_waits_longer=_last_waits_longer(stretch, times))
+    doubt = "; steps scatter, so chance may have a part in it" if times.oversubscribed else ""
+    doubt = "; the host has fewer processors than work" if times.oversubscribed and times.queues else doubt
     evidence = _evidence(stretch, times.steps) | {"grew": grew, "cause": cause}
     return timings.finding(
         NAME,
@@ -208,7 +283,7 @@ def _job_finding(timings: Timings, stretch: SlowStretch, times: _Times, measure:
         severity="info" if times.oversubscribed else _severity(stretch),
         confidence=confidence(stretch) * (0.6 if times.oversubscribed else 1.0),
         summary=f"the whole job {_sentence(stretch, times.steps, measure)}; what grew: {cause}{doubt}",
-        evidence=evidence | {"query": "steps", "measure": measure, "oversubscribed": times.oversubscribed},
+        evidence=evidence | {"query": "steps", "measure": measure, "oversubscribed": times.queues},
     )
 
 

@@ -4,6 +4,9 @@ The kernel tells where the time of a rank's main thread goes. While it computes,
 only if something stops it. Chance of scheduling never looks so, however busy the host is. So a rank that is
 off its processor in many steps, while its peers are in hardly any, is held up. A few steps suffice.
 
+Where devices compute, the thread that feeds them sleeps without costing anything. There time off the
+processor names nobody. What makes a device wait shows in the phases that it times.
+
 Time in a run queue may be chance. A rank is starved of its processor where even its quick steps came to queue
 for longer than before, and longer than the usual steps of the others. Where all queue for most of their time,
 its quick steps must queue for longer than the slow steps of the others.
@@ -70,14 +73,16 @@ def _off(
 ) -> list[Suspect]:
     """Ranks that are off their processor in many of the newest steps, the surest window for each.
 
-    `shown`: their phases must take longer for it.
+    `shown`: their phases must take longer for it. Nobody where devices compute.
     """
     best: dict[int, Suspect] = {}
+    if timings.on_device:
+        return []
     for size, needed in config.held_windows:
         if len(rows) < size:
             continue
         excess, columns = _excess(timings, OFF, rows[-size:], pool)
-        longer = _longer(timings, rows[-size:], columns) if shown else np.zeros(0)
+        longer = _longer(timings, rows[-size:], columns) if shown and len(columns) > 1 else np.zeros(0)
         share = (excess > config.held_step).mean(axis=0)
         mean = np.clip(excess, 0.0, 1.0).mean(axis=0)
         for i in np.flatnonzero((share >= needed) & (mean >= config.held_ratio)).tolist():
@@ -95,11 +100,8 @@ def _off(
 def _longer(timings: Timings, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> Floats:
     """By how much each rank's phases took longer than the others', over the usual compute, at most.
 
-    That is four standard errors above the mean. Empty where the phases are timed by a device, which computes
-    on while the thread that feeds it stands still.
+    That is four standard errors above the mean. At least two columns.
     """
-    if timings.on_device or len(columns) < 2:
-        return np.zeros(0)
     compute = timings.measured("compute")[np.ix_(rows, columns)]
     longer = compute - robust.medians_of_others(compute)
     most = longer.mean(axis=0) + 4 * longer.std(axis=0) / np.sqrt(len(longer))
@@ -227,9 +229,13 @@ def _excess(
         elsewhere = sum(np.nan_to_num(timings.parts[name][block]) for name in _ELSEWHERE)
         lost = np.maximum(0.0, lost - elsewhere)
     compute = timings.measured("compute")[block]
-    own = np.median(np.maximum(compute - lost, LEAST_RATIO * compute), axis=0)
+    more = lost - robust.medians_of_others(lost)
+    taken = (
+        np.maximum(more, 0.0) if part == OFF else lost
+    )  # all may sleep in a phase, as in a parallel region
+    own = np.median(np.maximum(compute - taken, LEAST_RATIO * compute), axis=0)
     usual = np.maximum(own, np.median(own))
-    return (lost - robust.medians_of_others(lost)) / np.maximum(usual, 1.0), columns
+    return more / np.maximum(usual, 1.0), columns
 
 
 def _suspect(

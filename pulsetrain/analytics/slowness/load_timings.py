@@ -253,6 +253,7 @@ class TimingsBuilder:
             topology_known=topology.num_rows > 0,
             replicas=_by_rank(topology, "dp", self._ranks, -1),
             contexts=_by_rank(topology, "cp", self._ranks, -1),
+            experts=_by_rank(topology, "ep", self._ranks, -1),
             running_ratio=ratio,
             unknown=OVERLAPPED if self.overlapped and undisturbed is None else "",
             routed_bytes=matrices["routed_bytes"],

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pulsetrain.analytics.slowness import robust
-from pulsetrain.analytics.slowness.cohort import oversubscribed
+from pulsetrain.analytics.slowness.cohort import oversubscribed, queues
 from pulsetrain.analytics.slowness.device_peaks import Peak
 from pulsetrain.analytics.slowness.timings import Timings
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
@@ -56,7 +56,8 @@ def achieved(timings: Timings) -> tuple[NDArray[np.int64], Floats]:
 def find(timings: Timings, device: Peak | None = None) -> list[Verdict]:
     """A finding of kind `mfu_decay` where the last steps achieve less than the job's own earlier ones.
 
-    The numbers are FLOP/s of a rank, and MFU too where `device` tells what all ranks run on.
+    The numbers are FLOP/s of a rank, and MFU too where `device` tells what all ranks run on. With too few
+    steps to see a decay the answer is inconclusive, with the same numbers.
 
     >>> from pulsetrain.analytics.slowness.timings import from_matrices
     >>> duration = np.full((120, 2), 1e9)
@@ -71,7 +72,8 @@ def find(timings: Timings, device: Peak | None = None) -> list[Verdict]:
         return [Inconclusive(analyzer=NAME, reason="no step tells its model FLOPs", blind=True)]
     numbers = _numbers(rate, device)
     if len(rate) < 3 * WINDOW:
-        return [Healthy(analyzer=NAME, numbers={**numbers, "decay": "too few steps to judge"})]
+        reason = f"{len(rate)} steps tell their model FLOPs; {3 * WINDOW} are needed to see a decay"
+        return [Inconclusive(analyzer=NAME, reason=reason, numbers=numbers)]
     decay = _decay(np.log(rate))
     if decay is None:
         return [Healthy(analyzer=NAME, numbers=numbers)]
@@ -154,7 +156,7 @@ def _finding(
             "loss": round(decay.loss, 4),
             "first_step": first_step,
             "phase": phase,
-            "oversubscribed": busy,
+            "oversubscribed": queues(timings),
             "growth_ns": {name: int(v) for name, v in typical.items()},
             "cohort": cohort,
             "ranks": "all" if cohort == "all ranks" else timings.ranks[members].tolist()[:64],

@@ -2,7 +2,7 @@
 
 In a cohort of one or two ranks there is no majority. There a rank is slow where its compute time rose by more
 than that of the job's usual rank. Other work on the host can do that too, and it comes and goes. So a small
-rise must also last.
+rise must also last. Where steps came to be other work, or a whole stage takes longer, nobody is named.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 
 from pulsetrain.analytics.slowness import robust
 from pulsetrain.analytics.slowness.cohort import Columns, Floats, Rows
+from pulsetrain.analytics.slowness.step_work import since_change
 from pulsetrain.analytics.slowness.straggler_config import StragglerConfig
 from pulsetrain.analytics.slowness.suspects import Suspect, quiet_floor
 from pulsetrain.analytics.slowness.timings import Timings
 
 KEPT_RATIO = 2 / 3  # of the steps that a rank must have, to be waited for in the others
+ALIKE = 0.5  # of a rank's excess, by which the other ranks of its stage are as slow
 KEPT_ROWS_RATIO = 0.6  # of the steps that must be left then
 
 
@@ -32,24 +34,37 @@ class _Change:
     noise: float  # of one step
 
 
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """Ranks that became slower than they were, the columns that could be compared, and a reason to doubt.
+
+    `doubt`: why a rank that takes longer may just have more work. "" for none.
+    """
+
+    suspects: list[Suspect]
+    compared: Columns
+    doubt: str = ""
+
+
 def find_changed(
     timings: Timings, work: Floats, columns: Columns, sigmas: float, config: StragglerConfig
-) -> list[Suspect]:
+) -> Changes:
     """Ranks of `columns` that became slower than they were.
 
     `work` is the log of compute time [step, rank]. The newest `config.short` usable steps are compared with
-    those before. Nothing is found where there are fewer than twice as many, nor where fewer than two ranks of
-    the job have all of them. `sigmas` is the margin needed, in standard errors.
+    those before, as far back as a step was as much work. Nobody is compared where there are fewer than twice
+    as many, nor where fewer than two ranks of the job have all of them. `sigmas` is the margin needed, in
+    standard errors.
     """
-    rows, size = _whole(work, timings.compared), config.short
-    if not len(columns) or len(rows) < 2 * size:
-        return []
-    change = _change(work[rows[-size:]], work[rows[:-size]])
-    if change is None:
-        return []
+    rows, size = comparable(timings, work), config.short
+    change = _change(work[rows[-size:]], work[rows[:-size]]) if len(rows) >= 2 * size else None
+    if change is None or not len(columns):
+        return Changes(suspects=[], compared=columns[:0])
     floor = quiet_floor(change.noise, size, config)
     lasting = _lasting(work[rows], sigmas, config)
-    return [
+    slower = columns[change.excess[columns] > np.maximum(sigmas * change.error[columns], floor)]
+    doubts = {column: _more_work(timings, change, column, config) for column in slower.tolist()}
+    suspects = [
         Suspect(
             subject_type="rank",
             subject=str(timings.ranks[column]),
@@ -61,10 +76,16 @@ def find_changed(
             by_history=True,
             lasting=bool(lasting[column]),
         )
-        for column in columns.tolist()
-        if change.excess[column] > max(sigmas * change.error[column], floor)
-        and not _all_rose(change, column, config)
+        for column, doubt in doubts.items()
+        if not doubt
     ]
+    compared = columns[np.isfinite(change.error[columns])]
+    return Changes(suspects=suspects, compared=compared, doubt=next(filter(None, doubts.values()), ""))
+
+
+def comparable(timings: Timings, work: Floats) -> Rows:
+    """The rows in which ranks are compared with their own past."""
+    return since_change(timings, _whole(work, timings.compared))
 
 
 def _whole(work: Floats, rows: Rows) -> Rows:
@@ -75,14 +96,22 @@ def _whole(work: Floats, rows: Rows) -> Rows:
     return rows[whole] if whole.mean() >= KEPT_ROWS_RATIO else rows
 
 
-def _all_rose(change: _Change, column: int, config: StragglerConfig) -> bool:
-    """Whether every other rank takes longer too: the job does more work, and not each rank the same.
+def _more_work(timings: Timings, change: _Change, column: int, config: StragglerConfig) -> str:
+    """Why a rank that takes longer may just have more work. "" for none.
 
-    One other rank says nothing: what slows a rank from outside often slows its neighbour a little.
+    Either every other rank takes longer too, or the other ranks of its stage do by about as much. One other
+    rank of the job says nothing: what slows a rank from outside often slows its neighbour a little.
     """
-    others = np.delete(change.rise, column)
-    others = others[np.isfinite(np.delete(change.error, column))]
-    return bool(len(others) > 1 and others.min() > np.log1p(config.short_floor))
+    known = np.isfinite(change.error)
+    others = known & (np.arange(len(known)) != column)
+    mates = others & (timings.stages == timings.stages[column])
+    longer = f"rank {timings.ranks[column]} computes {np.expm1(change.rise[column]):.0%} longer than before"
+    if others.sum() > 1 and change.rise[others].min() > np.log1p(config.short_floor):
+        return f"{longer}, and all other ranks take longer too: steps may be more work"
+    apart = mates.any() and mates.sum() < others.sum()
+    if apart and robust.lower_median(change.excess[mates]) >= ALIKE * change.excess[column]:
+        return f"{longer}, and so do the other ranks of its stage: the stage may have more work"
+    return ""
 
 
 def _change(recent: Floats, past: Floats) -> _Change | None:

@@ -1,16 +1,16 @@
 """Where a series of step times is slower than it was, against its peers or its own past. Pure arrays.
 
-Each rank's times are divided by its own median and by what the other ranks took in the same step. So a
-heavier pipeline stage is nobody's fault, and neither is a slow batch of data. For several window lengths, the
-median of a window is compared with the median of the rank's own history (a step) and with its lower quartile
-(a drift). Neither baseline is a best-ever minimum, so one lucky window does not make later ones look slow.
-A stretch counts where it exceeds a floor and several times the noise of that series and of its peers
-(`window_scan`), and where it lasts (`stretch_check`).
+Each rank's times are divided by its own median and by what the other ranks of its stage took in the same
+step. So a heavier pipeline stage is nobody's fault. Neither is a slow batch of data, nor a longer one that
+costs stages unequally. For several window lengths, the median of a window is compared with the median of the
+rank's own history (a step) and with its lower quartile (a drift). Neither baseline is a best-ever minimum, so
+one lucky window does not make later ones look slow. A stretch counts where it exceeds a floor and several
+times the noise of that series and of its peers (`window_scan`), and where it lasts (`stretch_check`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -28,10 +28,17 @@ ROSE = 0.25  # of the stretch's rise that a row's own times must show
 BEFORE = 60  # steps before a stretch, with which a row's own times are compared
 
 
-def slow_against_peers(values: Floats, config: FailSlowConfig | None = None) -> list[SlowStretch]:
+def slow_against_peers(
+    values: Floats,
+    config: FailSlowConfig | None = None,
+    *,
+    cohorts: Sequence[NDArray[np.int64]] | None = None,
+) -> list[SlowStretch]:
     """Slow stretches of single rows of `values` [rank, step] against the other rows, worst first.
 
-    NaN is a step that a rank did not report. With fewer than two ranks nothing is found.
+    NaN is a step that a rank did not report. With fewer than two ranks nothing is found. `cohorts` are the
+    rows that do the same work: a row is compared within its cohort, or with all rows where it is alone in it.
+    Without `cohorts` all rows do the same work.
 
     >>> calm = np.tile([1.0, 1.02, 0.99], (6, 40))
     >>> calm[2, 60:90] *= 1.3
@@ -43,7 +50,7 @@ def slow_against_peers(values: Floats, config: FailSlowConfig | None = None) -> 
     keep = np.flatnonzero(np.isfinite(own).sum(axis=1) >= 2 * config.scales[0].width)
     if keep.size < 2:
         return []
-    relative, beside_peers = over_others(own[keep]), over_similar(values[keep])
+    relative, beside_peers = _relative(own, values, keep, cohorts or [keep])
     wander = {s.width: wander_of(relative, s.width) for s in config.scales if _long_enough(relative, s.width)}
     stretches = [
         replace(stretch, row=int(keep[row]))
@@ -52,6 +59,21 @@ def slow_against_peers(values: Floats, config: FailSlowConfig | None = None) -> 
     ]
     stretches = [s for s in stretches if _rose(own[s.row], s)]
     return sorted(stretches, key=lambda s: (-s.margin, s.row, s.begin))
+
+
+def _relative(
+    own: Floats, values: Floats, keep: NDArray[np.int64], cohorts: Sequence[NDArray[np.int64]]
+) -> tuple[Floats, Floats]:
+    """The rows of `keep` over those of their cohort, by their usual times and by the times themselves."""
+    relative, beside_peers = np.empty_like(own[keep]), np.full(own[keep].shape, np.nan)
+    for cohort in cohorts:
+        members = np.flatnonzero(np.isin(keep, cohort))
+        if members.size > 1:
+            relative[members] = over_others(own[keep[members]])
+            beside_peers[members] = over_similar(values[keep[members]])
+        elif members.size:
+            relative[members] = over_others(own[keep])[members]
+    return relative, beside_peers
 
 
 def _rose(own: Floats, stretch: SlowStretch) -> bool:

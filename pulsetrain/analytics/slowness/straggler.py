@@ -1,9 +1,10 @@
 """Ranks and nodes that compute slower than others with the same work, step after step.
 
 Compute time is net of communication, because a barrier makes step times alike. The cohort of a rank are the
-ranks of its pipeline stage. The reference is the cohort's lower median, which holds even where half of the
-cohort is slow. A rank is slow where its excess over the reference exceeds two limits: what noise explains, so
-that all tests together raise few false alarms, and a floor that rises with the noise of a step.
+ranks of its pipeline stage on the same GPU model. The reference is the cohort's lower median, which holds
+even where half of the cohort is slow. A rank is slow where its excess over the reference exceeds two limits:
+what noise explains, so that all tests together raise few false alarms, and a floor that rises with the noise
+of a step.
 
 On an oversubscribed host a rank's quick steps must also be slower than the others' slow steps, because a rank
 that is unlucky for a while still has quick ones. In cohorts of one or two ranks there is no majority. There a
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from pulsetrain.analytics.slowness import by_design, robust
 from pulsetrain.analytics.slowness.arrivals import Arrival, LoadArrivals, no_arrivals
 from pulsetrain.analytics.slowness.cohort import (
+    NO_COMPUTE,
     RECENT,
     STARVED_RATIO,
     Floats,
@@ -30,10 +32,17 @@ from pulsetrain.analytics.slowness.cohort import (
     work_of,
 )
 from pulsetrain.analytics.slowness.held_up import OFF, STARVED, find_held_up
-from pulsetrain.analytics.slowness.own_history import find_changed, has_all
+from pulsetrain.analytics.slowness.own_history import Changes, comparable, find_changed, has_all
 from pulsetrain.analytics.slowness.straggler_config import StragglerConfig
-from pulsetrain.analytics.slowness.suspects import RankTable, Suspect, find_suspects, strongest, table_of
-from pulsetrain.analytics.slowness.timings import Timings
+from pulsetrain.analytics.slowness.suspects import (
+    RankTable,
+    Suspect,
+    find_suspects,
+    hidden_by_noise,
+    strongest,
+    table_of,
+)
+from pulsetrain.analytics.slowness.timings import REPORTING_RATIO, Timings
 from pulsetrain.analytics.slowness.witnesses import agrees, late_without_reason, weigh
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, Verdict
 
@@ -41,7 +50,6 @@ NAME = "straggler"
 AGREEMENT = 0.3  # of the doubt that is left, which a second witness takes away
 SURE_ERRORS = 10  # least margin of a rank that is compared with its own past, to be more than information
 DOUBT, LITTLE_DOUBT = 0.25, 0.1  # at a margin of 4 errors. Little: chance never stops a rank again and again
-NO_COMPUTE = "no compute spans in these steps"
 _CAUSES = {
     OFF: "is stopped again and again while it computes, which costs {ratio:.0%} of its cohort's compute time",
     STARVED: "is starved of its processor, which costs {ratio:.0%} of its cohort's compute time",
@@ -60,7 +68,9 @@ def find(
     Without `scan` only windows that end at the last step count, which is what is slow now. With `scan`
     windows cover all steps. `arrivals` loads what the second witness needs. `Healthy` tells how many ranks
     there are, and how many of them were compared with their own past `alone`: one of those that was slow from
-    its first step does not show. `Inconclusive`: none could be compared, or the witnesses disagree.
+    its first step does not show. `arrivals_compared` tells whether the order of arrival was held against it.
+    `Inconclusive`: a rank was compared with nobody, other work may explain who takes longer, or the witnesses
+    disagree.
 
     >>> from pulsetrain.analytics.slowness.timings import from_matrices
     >>> compute = np.full((40, 8), 1e8)
@@ -78,7 +88,7 @@ def find(
     if len(rows) < config.steps_needed:
         reason = f"{len(rows)} usable steps; {config.steps_needed} are needed"
         return [Inconclusive(analyzer=NAME, reason=reason)]
-    suspects, compared = _suspects(timings, work, rows, config, scan=scan)
+    suspects, changes, compared, hidden = _suspects(timings, work, rows, config, scan=scan)
     waits = processor_wait_ratio(timings)
     strong = [(s, by_design.doubt(timings, s)) for s in strongest(suspects)]
     likely = [s for s, doubt in strong if _matters(s, waits, config) and not doubt]
@@ -89,20 +99,27 @@ def find(
         chance = f"ranks wait for processors for {waits:.0%} of their compute: chance decides"
         reason = weighed.doubt or next((doubt for _, doubt in strong if doubt), chance)
         return [Inconclusive(analyzer=NAME, reason=reason)]
-    if not compared and len(rows) < 2 * config.short:
-        reason = "cohorts of one or two ranks, and too few steps to compare them with their own past"
-        return [Inconclusive(analyzer=NAME, reason=reason)]
-    reason = by_design.unequal_halves(timings, work.whole[rows], config.short_floor) or _not_compared(
-        timings, work.whole, rows
+    reason = (
+        hidden
+        or changes.doubt
+        or by_design.unequal_halves(timings, work.whole[rows], config.warning_ratio)
+        or _not_known(timings, work.whole, rows)
+        or _left_out(timings, work.whole, compared | set(changes.compared.tolist()), config)
     )
     if reason:
         return [Inconclusive(analyzer=NAME, reason=reason)]
     ranks = len(timings.ranks)
-    numbers = {"ranks": ranks, "steps": len(rows), "alone": ranks - len(compared)}
+    numbers = {
+        "ranks": ranks,
+        "steps": len(rows),
+        "alone": ranks - len(compared),
+        "arrivals_compared": weighed.arrivals,
+        **({"models": np.unique(timings.models).tolist()} if len(timings.models) else {}),
+    }
     return [Healthy(analyzer=NAME, numbers=numbers)]
 
 
-def _not_compared(timings: Timings, work: Floats, rows: Rows) -> str:
+def _not_known(timings: Timings, work: Floats, rows: Rows) -> str:
     """Which ranks took part in the newest steps and told no compute time. "" for none."""
     newest = rows[-RECENT:]
     there = np.isfinite(timings.numbers["duration_ns"][newest]).mean(axis=0) > 1 / 2
@@ -111,18 +128,39 @@ def _not_compared(timings: Timings, work: Floats, rows: Rows) -> str:
     return f"the compute time of {by_design.listed(missing)} is not known" if missing else ""
 
 
+def _left_out(timings: Timings, work: Floats, compared: set[int], config: StragglerConfig) -> str:
+    """Which ranks report and were compared neither with others nor with their past. "" for none."""
+    newest = timings.compared[-config.windows[0] :]
+    known = np.isfinite(work[newest]).mean(axis=0) > REPORTING_RATIO
+    left = [column for column in np.flatnonzero(known).tolist() if column not in compared]
+    if not left:
+        return ""
+    if len(timings.ranks) == 1:
+        return "the job has one rank, and there is nobody to compare it with"
+    who = by_design.listed(timings.ranks[left].tolist())
+    steps, needed = len(comparable(timings, work)), 2 * config.short
+    why = (
+        f"{steps} steps of equal work are too few to compare with the past: {needed} are needed"
+        if steps < needed
+        else "too many of its steps are missing"
+    )
+    return f"no two others do the work of {who}, and {why}"
+
+
 def _suspects(
     timings: Timings, work: Work, rows: Rows, config: StragglerConfig, *, scan: bool
-) -> tuple[list[Suspect], set[int]]:
-    """Everybody who is slow in some window or held up, and the columns of ranks that could be compared."""
+) -> tuple[list[Suspect], Changes, set[int], str]:
+    """Everybody who is slow in some window or held up, the changes of those who are compared with their own
+    past, the columns of ranks that could be compared with others, and who may be slow behind noise."""
     windows = list(_windows(rows, config.windows, scan=scan))
     sigmas = robust.sigmas_needed(config.false_alarms, len(windows) * len(timings.ranks))
     tables = [table for window in windows if (table := _table(timings, work, window, config)) is not None]
     compared = {column for table in tables for column in table.columns.tolist()}
     alone = np.array(sorted(set(range(len(timings.ranks))) - compared), np.int64)
     suspects = [suspect for table in tables for suspect in find_suspects(table, sigmas, config)]
-    suspects += find_changed(timings, work.whole, alone, sigmas, config)
-    return suspects + find_held_up(timings, config), compared
+    hidden = hidden_by_noise(tables, sigmas)
+    changes = find_changed(timings, work.whole, alone, sigmas, config)
+    return [*suspects, *changes.suspects, *find_held_up(timings, config)], changes, compared, hidden
 
 
 def _matters(suspect: Suspect, processor_wait: float, config: StragglerConfig) -> bool:
@@ -215,9 +253,9 @@ def _finding(
     )
 
 
-def _same_stages(timings: Timings, suspect: Suspect) -> NDArray[np.bool_]:
-    """Which ranks are of the suspect's pipeline stages."""
-    return np.isin(timings.stages, timings.stages[suspect.columns])
+def _same_work(timings: Timings, suspect: Suspect) -> NDArray[np.bool_]:
+    """Which ranks are of the suspect's pipeline stages and compute on its GPU models."""
+    return np.isin(timings.classes, timings.classes[suspect.columns])
 
 
 def _waits_least(timings: Timings, suspect: Suspect) -> bool:
@@ -226,7 +264,7 @@ def _waits_least(timings: Timings, suspect: Suspect) -> bool:
     wait = timings.parts["wait"][suspect.rows]
     known = np.isfinite(wait)
     means = np.where(known, wait, 0.0).sum(axis=0) / np.maximum(1, known.sum(axis=0))
-    others = np.setdiff1d(np.flatnonzero(_same_stages(timings, suspect)), suspect.columns)
+    others = np.setdiff1d(np.flatnonzero(_same_work(timings, suspect)), suspect.columns)
     others = others[known[:, others].any(axis=0)]
     if not len(others) or not known[:, suspect.columns].any():
         return False
@@ -237,7 +275,7 @@ def _slow_steps(timings: Timings, work: Floats, suspect: Suspect) -> tuple[int, 
     """First and last step of the slowness around the suspect's window."""
     own, others = (
         suspect.columns,
-        np.setdiff1d(np.flatnonzero(_same_stages(timings, suspect)), suspect.columns),
+        np.setdiff1d(np.flatnonzero(_same_work(timings, suspect)), suspect.columns),
     )
     series = np.zeros(len(work))
     whole = has_all(work[:, own].T)
@@ -264,7 +302,7 @@ def _confidence(timings: Timings, suspect: Suspect, *, waits_least: bool, arrive
     doubt = LITTLE_DOUBT if suspect.cause == OFF else DOUBT
     confidence = 1 - doubt * float(np.exp(-max(0.0, suspect.margin - 4) / 4))
     confidence *= 0.98 if waits_least or suspect.cause == OFF else 0.88
-    minority = len(suspect.columns) * 2 < int(_same_stages(timings, suspect).sum())
+    minority = len(suspect.columns) * 2 < int(_same_work(timings, suspect).sum())
     confidence *= 1.0 if minority or suspect.by_history or suspect.cause else 0.97
     confidence *= 0.85 if suspect.by_history else 1.0
     return round(confidence + AGREEMENT * (1 - confidence) * arrives_late, 3)

@@ -21,7 +21,8 @@ class StragglerConfig:
     steps_needed: int = 16
     """with fewer usable steps the verdict is inconclusive"""
     false_alarms: float = 5e-4
-    """expected false alarms of all tests of one run together"""
+    """expected false alarms of all tests of one look together. The hub looks again and again, mostly at the
+    same steps"""
     floor_ratio: float = 0.015
     """slowdowns below this ratio are never reported"""
     noise_share: float = 0.3

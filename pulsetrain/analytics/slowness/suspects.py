@@ -53,6 +53,8 @@ class RankTable:
     error: Floats
     elevated: Flags  # above its floor, still slow lately, and slow even in its quick steps
     margin_factor: Floats  # how many times the usual margin one rank alone needs
+    hidden: Flags  # plainly above the others, and on a noisy host no proof
+    floor: Floats  # excess (log) below which nothing is reported
     rows: Rows
     noise: float
     noisy: bool
@@ -69,6 +71,8 @@ def table_of(timings: Timings, cohorts: Sequence[Excess], config: StragglerConfi
         error=np.concatenate([c.error for c in cohorts]),
         elevated=np.concatenate([_elevated(c, config) for c in cohorts]),
         margin_factor=np.concatenate([np.full(len(c.columns), _margin_factor(c, config)) for c in cohorts]),
+        hidden=np.concatenate([_hidden(c, config) for c in cohorts]),
+        floor=np.concatenate([np.full(len(c.columns), _floor(c, config)) for c in cohorts]),
         rows=cohorts[0].rows,
         noise=float(np.median([c.noise for c in cohorts])),
         noisy=any(c.noisy for c in cohorts),
@@ -85,6 +89,28 @@ def find_suspects(table: RankTable, sigmas: float, config: StragglerConfig) -> l
     needed = table.margin_factor * sigmas * table.error
     slow = table.elevated & (table.excess > needed) & ~explained
     return nodes + [_slow_rank(table, i) for i in np.flatnonzero(slow).tolist()]
+
+
+def hidden_by_noise(tables: Iterable[RankTable], sigmas: float) -> str:
+    """Which rank takes longer by more than noise explains, and by less than is named where steps scatter.
+
+    "" for none. `sigmas` is the margin that one of all tests must exceed, in standard errors.
+    """
+    worst, answer = 0.0, ""
+    for table in tables:
+        beyond = table.hidden & (table.excess > sigmas * table.error)
+        for i in np.flatnonzero(beyond & (table.excess > worst)).tolist():
+            worst, floor = float(table.excess[i]), float(table.floor[i])
+            proof = (
+                f"only {np.expm1(floor):.0%} or more would be sure"
+                if worst <= floor
+                else "its quick steps are no slower than the slow ones of the others"
+            )
+            answer = (
+                f"rank {table.ranks[i]} computes {np.expm1(worst):.0%} longer than its cohort, and steps "
+                f"scatter so much that {proof}"
+            )
+    return answer
 
 
 def strongest(suspects: Iterable[Suspect]) -> list[Suspect]:
@@ -162,6 +188,13 @@ def _elevated(cohort: Excess, config: StragglerConfig) -> Flags:
     slow_when_quick = True if cohort.quartile_gap is None else cohort.quartile_gap > 0
     still = cohort.recent > np.maximum(floor / 2, config.still_share * cohort.excess)
     return np.asarray((cohort.excess > floor) & still & slow_when_quick, np.bool_)
+
+
+def _hidden(cohort: Excess, config: StragglerConfig) -> Flags:
+    least = float(np.log1p(config.warning_ratio))
+    still = cohort.recent > np.maximum(least / 2, config.still_share * cohort.excess)
+    above = (cohort.excess > least) & still
+    return np.asarray(above & ~_elevated(cohort, config) & cohort.noisy, np.bool_)
 
 
 def _margin_factor(cohort: Excess, config: StragglerConfig) -> float:

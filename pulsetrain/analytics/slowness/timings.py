@@ -51,9 +51,11 @@ class Timings:
     true where a loss or gradient norm was logged, so that a NaN there is a real one. `unknown` says why no
     compute time can be known. `routed_bytes` went through all_to_all, as tokens do to their experts.
     `pieces` is of how many spans compute consists: forward and backward of each micro-batch, and more.
-    `nodes`, `stages`, `replicas` (data-parallel) and `contexts` (context-parallel) have one entry for each
-    rank, or none at all. An entry is below 0 where the topology does not tell it. `shares_devices`: ranks
-    took turns on devices in some of the steps. `on_device`: devices timed compute in some of them.
+    `nodes`, `stages`, `replicas` (data-parallel), `contexts` (context-parallel) and `experts`
+    (expert-parallel) have one entry for each rank, or none at all. An entry is below 0 where the topology
+    does not tell it. `models` are the GPU models of the ranks, none at all where they are alike or not known.
+    `shares_devices`: ranks took turns on devices in some of the steps. `on_device`: devices timed compute in
+    some of them.
     """
 
     job: str
@@ -70,12 +72,14 @@ class Timings:
     topology_known: bool = False
     replicas: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     contexts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    experts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     running_ratio: Matrix | None = None
     unknown: str = ""
     routed_bytes: Matrix | None = None
     pieces: Matrix | None = None
     shares_devices: bool = False
     on_device: bool = False
+    models: NDArray[np.str_] = field(default_factory=lambda: np.zeros(0, np.str_))
 
     @cached_property
     def usable(self) -> NDArray[np.bool_]:
@@ -106,9 +110,18 @@ class Timings:
         return rows[: len(rows) - missing]
 
     @cached_property
+    def classes(self) -> NDArray[np.int64]:
+        """A number for each rank, alike for ranks of one pipeline stage on the same GPU model."""
+        if not len(self.models):
+            return self.stages
+        _, stage = np.unique(self.stages, return_inverse=True)
+        models, model = np.unique(self.models, return_inverse=True)
+        return np.asarray(stage * len(models) + model, np.int64)
+
+    @cached_property
     def cohorts(self) -> list[NDArray[np.int64]]:
-        """Columns of ranks that do the same work: one array for each pipeline stage."""
-        return [np.flatnonzero(self.stages == s) for s in np.unique(self.stages)]
+        """Columns of ranks that do the same work on the same GPU model: one array for each of `classes`."""
+        return [np.flatnonzero(self.classes == c) for c in np.unique(self.classes)]
 
     def measured(self, part: str) -> Matrix:
         """A part in `COMPUTED` as the rank measured it, waits for a processor included."""

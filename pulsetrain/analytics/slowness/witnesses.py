@@ -21,20 +21,26 @@ AGREES_RATIO = 0.5  # share of steps in which a slow rank comes last
 EARLY_RATIO = 0.25  # of the time that it should lose, by which a slow rank that comes early is doubtful
 LAST_RATIO = 0.8  # share of steps in which a rank comes last, from which the order alone says something
 LATE_RATIO = 0.1  # of the step, by which it does
+EXPLAINED_RATIO = 0.5  # of the lateness, from which another part of the step explains it
 
 LOAD_RATIO = 0.5  # of a slowdown, by which a rank's share of routed tokens must exceed the others'
 _LOAD = (
     "{} {} computes {:.0%} longer, and gets more of the tokens that experts exchange: uneven load explains it"
 )
-_ELSEWHERE = ("data", "checkpoint", "gc", "other")  # parts that have analyzers of their own
+_ELSEWHERE = ("data", "gc")  # parts that have analyzers of their own
+_TOLD = {"checkpoint": "checkpoints", "other": "evaluation and phases of its own"}  # parts that have none
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weighed:
-    """The suspects that stand, what the order of arrival says of each, and the reason to doubt the answer."""
+    """The suspects that stand, what the order of arrival says of each, and the reason to doubt the answer.
+
+    `arrivals`: there was an order of arrival to hold them against.
+    """
 
     suspects: list[tuple[Suspect, Arrival | None]]
     doubt: str = ""
+    arrivals: bool = False
 
 
 def agrees(arrival: Arrival | None) -> bool:
@@ -66,7 +72,9 @@ def weigh(timings: Timings, suspects: Sequence[Suspect], load: LoadArrivals) -> 
         else:
             stand.append((suspect, arrival))
     return Weighed(
-        suspects=stand, doubt=doubt or ("" if suspects else late_without_reason(timings, arrivals))
+        suspects=stand,
+        doubt=doubt or ("" if suspects else late_without_reason(timings, arrivals)),
+        arrivals=True,
     )
 
 
@@ -83,15 +91,26 @@ def late_without_reason(timings: Timings, arrivals: Arrivals | None) -> str:
     column = np.flatnonzero(timings.ranks == latest.ranks[0])
     if not len(column) or latest.lateness_ns < max(latest.error_ns, LATE_RATIO * usual):
         return ""
-    for name in _ELSEWHERE:
-        part = np.nan_to_num(timings.parts[name][rows])
-        excess = part[:, column[0]] - np.median(np.delete(part, column[0], axis=1), axis=1)
-        if float(excess.mean()) >= 0.5 * latest.lateness_ns:
-            return ""
-    return (
+    spent = {
+        name: _beyond_others(timings.parts[name][rows], int(column[0])) for name in (*_ELSEWHERE, *_TOLD)
+    }
+    explains = [name for name, excess in spent.items() if excess >= EXPLAINED_RATIO * latest.lateness_ns]
+    if set(explains) & set(_ELSEWHERE):
+        return ""
+    late = (
         f"rank {latest.ranks[0]} comes last to the collectives of {latest.last_ratio:.0%} of steps, by "
-        f"{latest.lateness_ns / 1e6:.1f} ms, and its own time does not explain it"
+        f"{latest.lateness_ns / 1e6:.1f} ms"
     )
+    if not explains:
+        return f"{late}, and its own time does not explain it"
+    part = max(explains, key=lambda name: spent[name])
+    return f"{late}: it spends {spent[part] / 1e6:.1f} ms a step more than the others on {_TOLD[part]}"
+
+
+def _beyond_others(part: NDArray[np.float64], column: int) -> float:
+    """The mean time of a rank in a part [step, rank] beyond the median of the others, in ns."""
+    known = np.nan_to_num(part)
+    return float((known[:, column] - np.median(np.delete(known, column, axis=1), axis=1)).mean())
 
 
 def _gets_more_tokens(timings: Timings, suspect: Suspect) -> bool:
@@ -108,7 +127,7 @@ def load_explains(
     if timings.routed_bytes is None:
         return False
     usual = np.nan_to_num(timings.routed_bytes[rows]).mean(axis=0)
-    same = np.flatnonzero(np.isin(timings.stages, timings.stages[columns]))
+    same = np.flatnonzero(np.isin(timings.classes, timings.classes[columns]))
     others = usual[np.setdiff1d(same, columns)]
     if not len(others) or not (others > 0).any():
         return False

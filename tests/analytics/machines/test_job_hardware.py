@@ -7,9 +7,11 @@ import json
 import pyarrow as pa
 import pytest
 
+from pulsetrain.analytics.analyze import AnalyzerInput, Recent
 from pulsetrain.analytics.machines.job_hardware import JobHardware, models_in, peak_of
 from pulsetrain.analytics.slowness.device_peaks import peaks
 from pulsetrain.stream.queries.queryable import AttemptSteps
+from tests.analytics.fleet import fleet, timings
 
 STEPS = AttemptSteps(job="j", attempt=0, first=0, last=9)
 
@@ -81,3 +83,17 @@ def test_an_unknown_model_or_another_form_is_no_peak():
 )
 def test_names_of_drivers_are_devices_of_the_table(model, device):
     assert peak_of(model).device == device
+
+
+def test_analyzers_know_the_gpu_models_of_a_job_that_has_several():
+    def models_in(**of_nodes):
+        models = {node: {f"GPU-{node}": model} for node, model in of_nodes.items()}
+        hardware = JobHardware(models=models, uses_gpus=True)
+        recent = Recent(timings=timings(fleet(steps=20, per_node=4)), transfers=None, hardware=hardware)
+        source = AnalyzerInput(
+            store=None, job="j", attempt=0, since=0, until=19, first_step=0, now_ns=1, recent=recent
+        )
+        return source.timings.models.tolist()
+
+    assert models_in(n0="A100", n1="H100") == ["A100"] * 4 + ["H100"] * 4
+    assert models_in(n0="H100", n1="H100") == []

@@ -11,7 +11,7 @@ from pulsetrain.analytics.slowness import fail_slow, straggler
 from pulsetrain.analytics.slowness.held_up import find_held_up
 from pulsetrain.analytics.slowness.straggler_config import StragglerConfig
 from pulsetrain.analytics.slowness.timings import from_matrices
-from pulsetrain.analytics.verdict import Healthy, Inconclusive, findings
+from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
 
 MS = 1e6
 
@@ -91,12 +91,66 @@ def test_a_rank_with_more_micro_batches_is_not_slow():
     assert named(straggler.find(job(own, pieces=pieces))) == ["2"]
 
 
-@pytest.mark.parametrize("ratio", [1.5, 2.0])
+def test_ranks_on_an_older_gpu_model_are_compared_among_themselves():
+    models = np.repeat(["A100", "H100"], 4)
+    own = compute() * np.where(models == "A100", 2.0, 1.0)
+    (verdict,) = straggler.find(job(own, models=models))
+    assert isinstance(verdict, Healthy)
+    assert verdict.numbers["models"] == ["A100", "H100"]
+    own[:, 2] *= 1.3
+    (finding,) = findings(straggler.find(job(own, models=models)))
+    assert finding.subject == "2"
+    assert finding.evidence["ratio"] == pytest.approx(1.3, abs=0.02)
+
+
+def test_stages_on_unlike_gpu_models_make_a_cohort_for_each_stage_and_model():
+    timings = job(compute(), stages=STAGES, models=np.tile(["A100", "H100"], 4))
+    assert [cohort.tolist() for cohort in timings.cohorts] == [[0, 2], [1, 3], [4, 6], [5, 7]]
+
+
+@pytest.mark.parametrize("ratio", [1.07, 1.18, 1.5, 2.0])
 def test_of_two_ranks_that_always_differed_nobody_can_tell_which_is_slow(ratio):
     own = compute(ranks=2)
     own[:, 1] *= ratio
     assert f"rank 1 computes {ratio:.2f}x as long as rank 0" in said(job(own))
     assert isinstance(straggler.find(job(compute(ranks=2)))[0], Healthy)
+
+
+def test_two_ranks_that_scatter_are_not_taken_for_a_quick_and_a_slow_one():
+    for seed in range(20):
+        assert isinstance(straggler.find(job(compute(ranks=2, noise=0.2, seed=seed)))[0], Healthy)
+
+
+def test_a_job_of_one_rank_has_nobody_to_compare_it_with():
+    own = compute(ranks=1)
+    assert "one rank" in said(job(own))
+    own[150:] *= 3
+    assert "one rank" in said(job(own))
+
+
+def test_a_small_stage_beside_a_large_one_is_compared_with_its_past_or_not_called_healthy():
+    stages = np.array([0, 0, 0, 1])
+    few = "no two others do the work of rank 3, and 30 steps of equal work are too few"
+    assert few in said(job(compute(steps=30, ranks=4), stages=stages))
+    assert isinstance(straggler.find(job(compute(steps=60, ranks=4), stages=stages))[0], Healthy)
+
+
+def test_a_batch_that_grew_lately_leaves_open_who_is_slow_where_each_stage_has_one_rank():
+    own, tokens = grown(8.8, 7.04)
+    mesh = {"stages": np.arange(2)}
+    assert isinstance(straggler.find(job(own, tokens=tokens, **mesh))[0], Healthy)  # since then
+    lately = {"tokens": tokens[:150], **mesh}
+    assert "steps of equal work are too few" in said(job(own[:150], **lately))
+    own[170:, 1] *= 1.4
+    assert named(straggler.find(job(own, tokens=tokens, **mesh))) == ["1"]
+
+
+def test_a_stage_that_takes_longer_as_a_whole_accuses_none_of_its_two_ranks():
+    own, stages = compute(ranks=4), np.array([0, 0, 1, 1])
+    own[150:] *= np.array([1.3, 1.3, 1.06, 1.06])
+    assert "so do the other ranks of its stage" in said(job(own, stages=stages))
+    own[150:, 1] /= 1.3
+    assert named(straggler.find(job(own, stages=stages))) == ["0"]
 
 
 def test_a_healthy_verdict_counts_the_ranks_that_nobody_stands_beside():
@@ -139,6 +193,21 @@ def test_experts_with_more_tokens_are_compared_within_their_stage():
     assert "uneven load" in said(job(own, stages=STAGES, routed_bytes=routed))
 
 
+@pytest.mark.parametrize("seen", ["nowhere", "on some ranks"])
+def test_experts_whose_tokens_are_not_seen_may_just_get_more_of_them(seen):
+    experts, routed = np.tile(np.arange(4), 2), np.zeros((200, 8))
+    if seen == "on some ranks":
+        routed[:, 4:] = 1e6
+    own = compute()
+    own[:, 2] *= 1.4
+    why = "not seen how many tokens its experts get"
+    assert why in said(job(own, experts=experts, routed_bytes=routed))
+    assert named(straggler.find(job(own, experts=experts, routed_bytes=routed + 1e6))) == ["2"]
+    assert named(straggler.find(job(own, experts=np.zeros(8, np.int64), routed_bytes=routed))) == ["2"]
+    own[:100, 2] /= 1.4
+    assert why in reason(job(own, experts=experts, routed_bytes=routed))
+
+
 def test_a_rank_that_becomes_slower_with_more_routed_tokens_is_not_named():
     own, routed = compute(), np.full((200, 8), 1e6)
     own[100:, 2] *= 1.35
@@ -157,6 +226,59 @@ def test_longer_batches_that_cost_most_ranks_less_per_token_accuse_nobody():
     assert not named(fail_slow.find(job(own, tokens=tokens, stages=stages), recovered=False))
     own[100:, 2] *= 1.5
     assert "2" in named(fail_slow.find(job(own, tokens=tokens, stages=stages), recovered=False))
+
+
+def grown(*factors, tokens=4.0, noise=0.01):
+    """Matrices of compute and tokens of ranks that come to get more tokens at step 120, and take longer."""
+    own, counted = compute(ranks=len(factors), noise=noise), np.full((200, len(factors)), 8192.0)
+    own[120:] *= np.array(factors)
+    counted[120:] *= tokens
+    return own, counted
+
+
+def reason(timings):
+    (verdict,) = [v for v in fail_slow.find(timings, recovered=False) if not isinstance(v, Finding)]
+    assert isinstance(verdict, Inconclusive), verdict
+    return verdict.reason
+
+
+def test_longer_sequences_that_cost_a_stage_more_for_each_token_accuse_none_of_its_ranks():
+    own, tokens = grown(*[8.8] * 4, *[7.04] * 4)
+    assert not [f for f in named(fail_slow.find(job(own, tokens=tokens, stages=STAGES))) if f != "j"]
+    own[120:, 1] *= 1.3
+    assert "1" in named(fail_slow.find(job(own, tokens=tokens, stages=STAGES)))
+
+
+@pytest.mark.parametrize("factors", [(8.8, 7.04), (8.8, 7.04, 7.04, 7.04)])
+def test_longer_sequences_leave_open_who_is_slow_where_each_stage_has_one_rank(factors):
+    own, tokens = grown(*factors)
+    assert "nobody else computes its stage" in reason(job(own, tokens=tokens, stages=np.arange(len(factors))))
+
+
+def test_a_rank_that_came_to_get_fewer_tokens_did_not_become_slow():
+    own, tokens = compute(), np.full((200, 8), 4096.0)
+    own[100:, 3] *= 100 / 160
+    tokens[100:, 3] /= 2
+    assert "it has fewer tokens" in reason(job(own, tokens=tokens))
+    own[100:, 5] *= 1.4
+    assert named(fail_slow.find(job(own, tokens=tokens), recovered=False)) == ["5"]
+
+
+def test_a_rank_that_came_to_have_more_micro_batches_did_not_become_slow():
+    own, pieces = compute(), np.full((200, 8), 9.0)
+    own[100:, 2] *= 2
+    assert named(fail_slow.find(job(own, pieces=pieces), recovered=False)) == ["2"]
+    pieces[100:, 2] = 17
+    assert "has more micro-batches" in reason(job(own, pieces=pieces))
+
+
+def test_a_part_of_the_sequence_that_came_to_be_more_work_accuses_nobody():
+    contexts = np.tile(np.arange(4), 2)
+    own = compute()
+    own[100:, contexts == 3] *= 1.3
+    assert "same part of the sequence" in reason(job(own, contexts=contexts))
+    own[100:, 3] /= 1.3
+    assert named(fail_slow.find(job(own, contexts=contexts), recovered=False)) == ["7"]
 
 
 def test_a_rank_that_is_alone_in_its_stage_is_slow_since_it_became_so():

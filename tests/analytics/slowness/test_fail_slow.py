@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -76,6 +78,55 @@ def test_a_slow_down_of_all_says_what_grew():
     longer = np.where(np.arange(300) < 150, 1.5, 2.0)
     (network,) = findings(find(records(steady, duration=longer)))
     assert network.evidence["cause"] == "communication: the network"
+
+
+def test_waiting_for_one_rank_is_not_put_to_the_network():
+    compute, late = calm(noise=0.005), np.where(np.arange(300) < 150, 0.25, 0.55)
+    whole = compute.max(axis=0) + late
+    job = records(compute, duration=whole)
+    job.parts["wait"][:, 3] = 0.25e9
+    (held,) = findings(find(job))
+    assert (held.subject_type, held.evidence["cause"]) == ("job", "ranks wait longer for each other")
+    assert "network" not in held.summary
+
+
+def test_where_compute_is_not_known_the_cause_is_not_known_either():
+    job = records(calm(noise=0.005), duration=np.where(np.arange(300) < 150, 1.5, 2.0))
+    job.parts["compute"][:] = np.nan
+    slow, ranks = find(job)
+    assert slow.evidence["cause"] == "unknown"
+    assert isinstance(ranks, Inconclusive)
+    assert slow.evidence["grew"].keys() == {"communication"}
+
+
+def unseen(job):
+    (verdict,) = find(job)
+    assert isinstance(verdict, Inconclusive), verdict
+    return verdict.reason
+
+
+def test_where_ranks_cannot_be_compared_the_answer_is_not_healthy():
+    job = records(calm(noise=0.005))
+    job.parts["compute"][:] = np.nan
+    assert "step times tell of the whole job alone" in unseen(job)
+    assert unseen(replace(job, unknown="communication overlaps")) == "communication overlaps"
+    job.parts["compute"][:, 3] = 1e9
+    assert unseen(job) == "the compute time of 1 of 8 ranks is known"
+
+
+def test_where_chance_decides_who_gets_a_processor_the_answer_is_not_healthy():
+    rng = np.random.default_rng(0)
+    job = records(calm(noise=0.2))
+    job.parts["cpu_wait"] = job.parts["compute"] * rng.lognormal(0, 0.5, job.parts["compute"].shape)
+    job.parts["compute"] += job.parts["cpu_wait"]
+    assert "chance decides who is slow" in unseen(job)
+
+
+def test_a_job_of_one_rank_is_judged_by_its_own_past():
+    compute = calm(ranks=1, noise=0.005)
+    assert isinstance(find(records(compute))[0], Healthy)
+    compute[:, 150:] *= 1.3
+    assert [f.subject_type for f in findings(find(records(compute)))] == ["job"]
 
 
 def test_renaming_ranks_renames_the_answer_and_order_changes_nothing():

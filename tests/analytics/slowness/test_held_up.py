@@ -20,13 +20,17 @@ MS = 1e6
 
 
 def busy_job(seed=0, steps=60, ranks=4, *, off=None, starved=None, ratio=0.4):
-    """A job on an oversubscribed host: long queues that follow no rank, and hardly any time off it."""
+    """A job on an oversubscribed host: long queues that follow no rank, and hardly any time off it.
+
+    Rank `off` is stopped in seven of each ten steps.
+    """
     rng = np.random.default_rng(seed)
     compute = 30 * MS * rng.lognormal(0, 0.2, (steps, ranks))
     queued = 50 * MS * rng.lognormal(0, 0.6, (steps, ranks))
     stopped = np.where(rng.random((steps, ranks)) < 0.02, 20 * MS, 0.2 * MS)
     if off is not None:
-        lumps = np.where(rng.random(steps) < 0.7, ratio * 30 * MS / 0.7, 0.0)
+        struck = rng.permuted(np.tile(np.arange(10) < 7, (steps // 10, 1)), axis=1).ravel()
+        lumps = np.where(struck, ratio * 30 * MS / 0.7, 0.0)
         stopped[:, off] += lumps
         compute[:, off] += lumps
     if starved is not None:
@@ -172,3 +176,31 @@ def test_a_node_whose_newest_steps_are_still_on_their_way_hides_nothing(late):
         job.parts[name][-late:, 0] = np.nan
     assert named(job) == [("1", OFF)]
     assert [f.subject for f in findings(straggler.find(job))] == ["1"]
+
+
+def sleeping(asleep_ms, more_ms, *, on_device, ranks=8):
+    """Ranks whose main threads sleep in each step while they compute for 60 ms, rank 0 for longer."""
+    rng = np.random.default_rng(0)
+    compute = 60 * MS * rng.lognormal(0, 0.01, (40, ranks))
+    off = asleep_ms * MS * rng.lognormal(0, 0.005, (40, ranks))
+    off[:, 0] += more_ms * MS
+    if not on_device:
+        compute[:, 0] += more_ms * MS
+    duration = np.full((40, ranks), 200 * MS)
+    parts = {"compute": compute, "off_cpu": off, "wait": np.full((40, ranks), 40 * MS)}
+    return replace(from_matrices({**parts, "duration_ns": duration}), on_device=on_device)
+
+
+@pytest.mark.parametrize(("asleep_ms", "more_ms"), [(0, 9), (110, 1), (110, 9), (110, 40)])
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_a_thread_that_sleeps_while_its_device_computes_costs_nothing(asleep_ms, more_ms, ranks):
+    job = sleeping(asleep_ms, more_ms, on_device=True, ranks=ranks)
+    assert named(job) == []
+    assert isinstance(straggler.find(job)[0], Healthy)
+
+
+def test_where_all_sleep_in_their_phases_a_rank_is_stopped_by_what_it_sleeps_more():
+    assert named(sleeping(54, 1, on_device=False)) == []
+    (suspect,) = find_held_up(sleeping(54, 15, on_device=False), CONFIG)
+    assert (suspect.subject, suspect.cause) == ("0", OFF)
+    assert suspect.ratio == pytest.approx(0.25, abs=0.02)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pulsetrain.analytics.slowness import device_peaks, mfu
-from pulsetrain.analytics.verdict import Healthy, findings
+from pulsetrain.analytics.verdict import Healthy, Inconclusive, findings
 from tests.analytics.fleet import fleet, timings
 
 
@@ -50,8 +50,16 @@ def test_mfu_is_flops_over_time_and_peak():
     assert len(steps) == 28
     assert rate[0] == pytest.approx(1e9 / (columns["duration_ns"][2 * 8] / 1e9))
     (verdict,) = mfu.find(t, device_peaks.peak("H100-SXM", "bf16"))
-    assert isinstance(verdict, Healthy)
     assert verdict.numbers["mfu"] == pytest.approx(float(np.median(rate[-20:])) / 989.4e12)
+
+
+def test_few_steps_have_an_mfu_and_no_answer_on_its_decay():
+    device = device_peaks.peak("H100-SXM", "bf16")
+    (few,), (enough,) = (mfu.find(timings(fleet(steps=steps)), device) for steps in (30, 80))
+    assert isinstance(few, Inconclusive)
+    assert "28 steps tell their model FLOPs; 60 are needed" in few.reason
+    assert few.numbers["mfu"] > 0
+    assert isinstance(enough, Healthy)
 
 
 def test_checkpoint_steps_do_not_count():

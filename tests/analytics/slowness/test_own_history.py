@@ -18,7 +18,7 @@ CONFIG = StragglerConfig()
 def changed(columns, ranks=(0, 1, 2, 3)):
     job = timings(columns)
     work = work_of(job, np.flatnonzero(job.usable)).whole
-    return find_changed(job, work, np.array(ranks, np.int64), 4.0, CONFIG)
+    return find_changed(job, work, np.array(ranks, np.int64), 4.0, CONFIG).suspects
 
 
 def pairs(**more):

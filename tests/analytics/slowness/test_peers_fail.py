@@ -89,6 +89,15 @@ def test_a_job_that_slows_while_its_ranks_queue_for_processors_is_information(qu
     assert all((f.severity == "info") == (queued > 0) for f in found)
 
 
+def test_steps_that_scatter_are_not_put_to_too_few_processors_where_nobody_queues():
+    everyone = np.where(np.arange(200) < 110, 1.0, 1.6)
+    found = findings(fail_slow.find(timings(fleet(steps=200, noise=0.15, everyone=everyone))))
+    (job,) = [f for f in found if f.subject_type == "job"]
+    assert not job.evidence["oversubscribed"]
+    assert "processors" not in job.summary
+    assert "steps scatter" in job.summary
+
+
 def test_waits_for_processors_are_held_against_what_is_no_communication():
     """Nothing is counted in communication, so a job that mostly communicates seems to wait for little."""
     everyone = np.where(np.arange(200) < 110, 1.0, 1.4)

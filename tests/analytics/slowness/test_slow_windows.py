@@ -127,3 +127,21 @@ def test_of_two_rows_the_one_that_gets_quick_again_does_not_accuse_the_other():
     calm[1, :60] /= 1.8
     calm[0, 120:] *= 1.6
     assert [s.row for s in slow_against_peers(calm)] == [0]
+
+
+def test_a_longer_batch_that_costs_one_stage_more_is_nobodys_fault():
+    values = calm(noise=0.005)
+    values[:, 150:] *= 1.76
+    values[:4, 150:] *= 1.25
+    stages = [np.arange(4), np.arange(4, 8)]
+    assert slow_against_peers(values, cohorts=stages) == []
+    values[2, 150:] *= 1.3
+    assert {s.row for s in slow_against_peers(values, cohorts=stages)} == {2}
+
+
+def test_a_row_that_is_alone_in_its_cohort_is_compared_with_all_rows():
+    values = calm(ranks=4)
+    values[1, 150:] *= 1.4
+    (slow,) = slow_against_peers(values, cohorts=[np.array([row]) for row in range(4)])
+    assert slow.row == 1
+    assert abs(slow.begin - 150) <= 2

@@ -177,3 +177,21 @@ def test_less_than_what_all_ranks_wait_for_a_processor_is_information(ratio, sev
     stretched = {name: columns[name] + waited * columns[name] / columns["compute"] for name in COMPUTED}
     (finding,) = findings(find(timings({**columns, **stretched, "cpu_wait": waited})))
     assert (finding.subject, finding.severity) == ("2", severity)
+
+
+def test_a_slow_rank_among_steps_that_scatter_is_not_called_healthy():
+    unsure = 0
+    for seed in range(8):
+        (verdict,) = find(timings(fleet(steps=202, stages=1, noise=0.15, slow={3: 1.17}, seed=seed)))
+        if isinstance(verdict, Inconclusive):
+            unsure += 1
+            assert verdict.reason.startswith("rank 3 computes")
+            assert "steps scatter so much" in verdict.reason
+        else:
+            assert subjects([verdict]) == [("rank", "3")]
+    assert unsure
+
+
+def test_steps_that_scatter_alike_are_healthy():
+    for seed in range(10):
+        assert isinstance(find(timings(fleet(steps=202, stages=1, noise=0.15, seed=seed)))[0], Healthy)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from pulsetrain.analytics.slowness import straggler
 from pulsetrain.analytics.slowness.arrivals import Arrivals
@@ -73,6 +74,21 @@ def test_a_rank_that_comes_last_because_of_its_loader_is_the_loaders_business():
     data = np.full((STEPS, 4), MS)
     data[:, 1] += 32 * MS
     assert isinstance(find(job(data=data), arrivals(late=1))[0], Healthy)
+
+
+@pytest.mark.parametrize(("part", "word"), [("checkpoint", "checkpoints"), ("other", "evaluation")])
+def test_a_rank_that_comes_last_because_it_saves_or_evaluates_is_told_with_the_part(part, word):
+    spent = np.zeros((STEPS, 4))
+    spent[:, 1] += 32 * MS
+    (verdict,) = find(job(**{part: spent}), arrivals(late=1))
+    assert isinstance(verdict, Inconclusive)
+    assert "rank 1 comes last" in verdict.reason
+    assert f"spends 32.0 ms a step more than the others on {word}" in verdict.reason
+
+
+def test_a_healthy_verdict_tells_whether_the_order_of_arrival_was_compared():
+    compared = [find(job(), seen)[0].numbers["arrivals_compared"] for seen in (arrivals(), None)]
+    assert compared == [True, False]
 
 
 def test_a_sound_job_is_healthy_and_nobody_is_named():
