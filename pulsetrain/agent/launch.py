@@ -22,6 +22,7 @@ from pulsetrain.agent.processes.zygote import Zygote, ZygoteHolder
 from pulsetrain.collectors.machine.gpu_count import visible_gpus
 from pulsetrain.core.config import load, read_toml
 from pulsetrain.core.errors import ConfigError, UsageError
+from pulsetrain.core.open_files import allow_many_open_files
 from pulsetrain.core.process_title import set_process_title
 from pulsetrain.protocol.client import HubAddress
 
@@ -50,6 +51,7 @@ def launch(options: LaunchOptions, say: Say) -> Outcome:
         set_process_title(f"agent of node {options.node_name}, job {options.job_name}")
         zygotes = ZygoteHolder(lambda: _start_zygote(options))
         stack.callback(zygotes.close)
+        allow_many_open_files()  # for this process: the ranks' parent has begun with the user's own limit
         from pulsetrain.agent.assembly import AgentSetup, log_rules  # while the zygote imports torch
         from pulsetrain.agent.node_switch import layout
 
