@@ -187,11 +187,14 @@ def _kill(site: Site, point: Point, seen: Seen) -> tuple[float, int]:
 
 def _kill_rank(site: Site, point: Point) -> None:
     def found() -> list[int]:
+        live = site.live_ranks().get(point.rank, [])
+        if live:
+            return live
         if _digests(site):
             raise TimeoutError("the job ended before the kill")
         if (site.job() or {}).get("state") == "preempted":  # the stage is over, so the next rank is killed
-            site.ask("resume")
-        return site.live_ranks().get(point.rank, [])
+            site.ask("resume")  # a hub that stands still at the stage would not answer before the job ends
+        return []
 
     if not found():  # it was forked, and has not come to its first line
         (site.folder / "go").touch()
