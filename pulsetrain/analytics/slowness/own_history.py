@@ -56,10 +56,13 @@ def find_changed(
     as many, nor where fewer than two ranks of the job have all of them. `sigmas` is the margin needed, in
     standard errors.
     """
-    rows, size = comparable(timings, work), config.short
-    change = _change(work[rows[-size:]], work[rows[:-size]]) if len(rows) >= 2 * size else None
-    if change is None or not len(columns):
-        return Changes(suspects=[], compared=columns[:0])
+    size, nobody = config.short, Changes(suspects=[], compared=columns[:0])
+    rows = comparable(timings, work) if len(columns) else columns
+    if len(rows) < 2 * size:
+        return nobody
+    change = _change(work[rows[-size:]], work[rows[:-size]])
+    if change is None:
+        return nobody
     floor = quiet_floor(change.noise, size, config)
     lasting = _lasting(work[rows], sigmas, config)
     slower = columns[change.excess[columns] > np.maximum(sigmas * change.error[columns], floor)]
