@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import click
 
-from pulsetrain.cli.names import alert_ids, node_names
+from pulsetrain.cli.names import alert_ids, job_names, node_names
 from pulsetrain.cli.options import HubOptions, grouped, hub_options, job_argument, json_option
 from pulsetrain.cli.root import print_json, print_table, pulsetrain
 from pulsetrain.core.errors import UsageError
@@ -169,16 +169,25 @@ _COSTS = (
 @pulsetrain.command()
 @click.argument("node", shell_complete=node_names)
 @click.option("--reason", required=True, metavar="TEXT", help="Why. The reason is kept with the eviction.")
+@click.option(
+    "--job",
+    default="",
+    metavar="JOB",
+    shell_complete=job_names,
+    help="The job of the node. It is needed if several jobs have a node of this name.",
+)
 @click.option("--drain", is_flag=True, help="Drain the node in the cluster's scheduler too.")
 @click.option("--dry-run", is_flag=True, help="Only say what the eviction would cost.")
 @hub_options
 @json_option
-def evict(node: str, reason: str, drain: bool, dry_run: bool, hub: HubOptions, as_json: bool) -> None:
+def evict(
+    node: str, reason: str, job: str, drain: bool, dry_run: bool, hub: HubOptions, as_json: bool
+) -> None:
     """Evict NODE from its job. A standby takes its place.
 
     Example: pulsetrain evict node-b --reason "fan failed" --dry-run
     """
-    answer = hub.client().evict(node, reason, dry_run=dry_run, drain=drain)
+    answer = hub.client().evict(node, reason, dry_run=dry_run, drain=drain, job=job)
     if as_json:
         print_json(answer)
         return

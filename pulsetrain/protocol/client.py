@@ -209,8 +209,11 @@ class HubClient:
         dry_run: bool = False,
         actor: str | None = None,
         drain: bool = False,
+        job: str = "",
     ) -> JsonObject:
         """Evict a node, or with `dry_run` say what that would cost. `drain`: the scheduler drains it too.
+
+        `job`: the job that the node belongs to, needed where several jobs have a node of this name.
 
         {"node", "job", "ranks", "standby", "resume_step", "lost_steps", "expected_s", "allowed", "why_not",
         "scheduler"}
@@ -218,6 +221,8 @@ class HubClient:
         body = {"node": node, "reason": reason, "dry_run": dry_run, "actor": actor or getpass.getuser()}
         if drain:
             body["drain"] = True
+        if job:
+            body["job"] = job
         return self._call("POST", "/v1/evict", body)
 
     def move(

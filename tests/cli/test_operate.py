@@ -112,6 +112,12 @@ def test_a_dry_run_says_what_an_eviction_would_cost(ask, canned_hub):
     ]
 
 
+def test_an_eviction_may_name_the_job_of_the_node(ask, canned_hub):
+    canned_hub.answers["POST /v1/evict"] = PLAN
+    ask("evict", "node-b", "--job", "gpt", "--reason", "fan")
+    assert canned_hub.requests[-1][1]["job"] == "gpt"
+
+
 def test_an_eviction_says_what_the_scheduler_is_asked_for(ask, canned_hub):
     asked = ["drain node-b in Slurm", "submit a replacement to Slurm"]
     canned_hub.answers["POST /v1/evict"] = PLAN | {"scheduler": asked}

@@ -43,8 +43,10 @@ class FakeClient:
     def stacks(self, job: str) -> None:
         self._do("stacks", job)
 
-    def evict(self, node: str, reason: str, *, dry_run: bool = False, actor: str = "") -> JsonObject:
-        self._do("evict", node, reason, dry_run)
+    def evict(
+        self, node: str, reason: str, *, dry_run: bool = False, actor: str = "", job: str = ""
+    ) -> JsonObject:
+        self._do("evict", node, job, reason, dry_run)
         return self.plan
 
     def move(

@@ -69,6 +69,29 @@ def test_evicting_an_unknown_node_names_those_that_are_there():
     run(scenario)
 
 
+def test_a_node_of_two_jobs_is_evicted_only_from_the_job_that_is_named():
+    async def scenario():
+        fleet = Fleet("ab")
+        for node in "ab":
+            fleet.join(node, job="other", pid=700 + ord(node))
+        await fleet.form()
+        with pytest.raises(UsageError, match="node 'b' is a node of 2 jobs: j, other"):
+            fleet.controller.preview_eviction("b")
+        with pytest.raises(UsageError, match="node 'b' is a node of 2 jobs: j, other"):
+            await fleet.controller.evict("b", "fan", "ada")
+        with pytest.raises(UsageError, match="no job 'x'"):
+            await fleet.controller.evict("b", "fan", "ada", job="x")
+        with pytest.raises(UsageError, match=r"no node 'q' of job 'other'; nodes here: a, b"):
+            await fleet.controller.evict("q", "fan", "ada", job="other")
+        cost = await fleet.controller.evict("b", "fan", "ada", job="other")
+        await fleet.settle()
+        assert cost["job"] == "other"
+        jobs = fleet.controller.jobs
+        assert (jobs["j"].node("b") is None, jobs["other"].node("b") is None) == (False, True)
+
+    run(scenario)
+
+
 def test_a_new_hub_adopts_a_running_job_and_only_ends_what_a_move_had_asked_of_its_ranks():
     async def scenario():
         fleet = Fleet("")

@@ -26,12 +26,12 @@ def routes(controller: Controller, clock: Clock, token: str) -> list[BaseRoute]:
 
     async def evict(request: Request) -> Response:
         body = await json_body(request, "node", "reason", "actor")
-        node = text(body, "node")
+        node, job = text(body, "node"), text(body, "job")
         drain = bool(body.get("drain"))
         if body.get("dry_run"):
-            return JSONResponse(controller.preview_eviction(node, drain=drain))
+            return JSONResponse(controller.preview_eviction(node, job=job, drain=drain))
         reason, actor = text(body, "reason"), text(body, "actor")
-        cost = await controller.evict(node, reason, actor, drain=drain)
+        cost = await controller.evict(node, reason, actor, job=job, drain=drain)
         kept.forget()
         return JSONResponse(cost)
 

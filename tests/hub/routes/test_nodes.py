@@ -12,18 +12,19 @@ class Controller:
     """Knows node b and keeps what it is asked to evict."""
 
     def __init__(self):
-        self.evicted = []
+        self.evicted, self.jobs = [], []
 
     def snapshots(self):
         return [job_snapshot()]
 
-    def preview_eviction(self, name, *, drain):
+    def preview_eviction(self, name, *, job, drain):
+        self.jobs.append(job)
         if name != "b":
             raise UsageError(f"no node {name!r}; nodes here: b")
         return {"node": name, "lost_steps": 3, "scheduler": ["drain b"] if drain else []}
 
-    async def evict(self, name, reason, actor, *, drain):
-        cost = self.preview_eviction(name, drain=drain)
+    async def evict(self, name, reason, actor, *, job, drain):
+        cost = self.preview_eviction(name, job=job, drain=drain)
         self.evicted.append((name, reason, actor, drain))
         return cost
 
@@ -61,6 +62,12 @@ def test_an_eviction_drains_the_node_where_that_is_asked_for(site):
     assert dry.json()["scheduler"] == ["drain b"]
     site.client.post("/v1/evict", json=EVICT | {"drain": True})
     assert site.controller.evicted == [("b", "fan", "ada", True)]
+
+
+def test_an_eviction_may_name_the_job_of_the_node(site):
+    for more in ({"dry_run": True}, {}):
+        assert site.client.post("/v1/evict", json=EVICT | {"job": "j"} | more).status_code == 200
+    assert site.controller.jobs == ["j", "j"]
 
 
 @pytest.mark.parametrize(
