@@ -13,6 +13,7 @@ from pulsetrain.core.errors import UsageError
 from pulsetrain.core.progress import progress
 from pulsetrain.dashboard.models.time_use import price_sentence
 from pulsetrain.protocol.client import HubClient
+from pulsetrain.terminal.printable import printable, printable_text
 
 
 @pulsetrain.command()
@@ -147,11 +148,11 @@ def stacks(job: str, last: bool, threads: bool, hub: HubOptions, as_json: bool) 
     elif not answer:
         click.echo(f"No stacks of {job} have been read.")
     else:
-        click.echo(answer["sentence"])
+        click.echo(printable(answer["sentence"]))
         for line in lines(t for t in answer["tree"] if threads or t["frame"] == MAIN):
-            click.echo(f"  {line}")
+            click.echo(f"  {printable_text(line)}")
         for part in answer["blind"]:
-            click.echo(f"  not read: ranks {part['ranks']}: {part['reason']}")
+            click.echo(f"  not read: ranks {part['ranks']}: {printable(part['reason'])}")
     return 1 if answer.get("state") == "outlier" else 0
 
 
@@ -192,10 +193,10 @@ def evict(
         print_json(answer)
         return
     verb = "would evict" if dry_run else "evicting"
-    click.echo(f"{verb} {node} ({answer['state']}) of job {answer['job']}")
+    click.echo(f"{verb} {node} ({answer['state']}) of job {printable(answer['job'])}")
     for label, key in _COSTS:
         if answer.get(key) not in ("", None, []):
             value = answer[key]
-            click.echo(f"  {label}: {'; '.join(value) if key == 'scheduler' else value}")
+            click.echo(f"  {label}: {printable('; '.join(value) if key == 'scheduler' else value)}")
     if price_sentence(answer):
         click.echo(f"  {price_sentence(answer)}")

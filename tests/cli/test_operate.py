@@ -98,6 +98,13 @@ PLAN = {
 }  # fmt: skip
 
 
+def test_names_and_reasons_of_a_job_cannot_change_the_terminal(ask, canned_hub):
+    canned_hub.answers["POST /v1/evict"] = PLAN | {"job": "gpt\x1b[2J", "why_not": "no\x07"}
+    done = ask("evict", "node-b", "--reason", "fan", "--dry-run")
+    assert "of job gpt?[2J" in done.output
+    assert "caution: no?" in done.output
+
+
 def test_a_dry_run_says_what_an_eviction_would_cost(ask, canned_hub):
     canned_hub.answers["POST /v1/evict"] = PLAN
     done = ask("evict", "node-b", "--reason", "fan", "--dry-run")
