@@ -163,7 +163,8 @@ def sentence(answer: JsonObject) -> str:
         return f"{job}: cannot be done: {answer['why_not']}"
     if what == "resume":
         on = f" on {', '.join(nodes)}" if (nodes := answer.get("on_nodes")) else ""
-        return f"{job}: {'would go on' if answer['dry_run'] else 'goes on'}{on}."
+        once = " once the pool has devices for it" if answer.get("waits_for") == "pool" else ""
+        return f"{job}: {'would go on' if answer['dry_run'] else 'goes on'}{on}{once}."
     if what == "resize":
         return resize_sentence(answer)
     off = f" off {answer['node']}" if answer["node"] else ""

@@ -244,7 +244,7 @@ class HubClient:
         `actor`: the caller by default.
 
         {"job", "what", "node", "on_nodes", "state", "step", "resume_step", "lost_steps",
-        "process_dump", "standby", "dry_run", "can_do", "why_not"}
+        "process_dump", "standby", "dry_run", "can_do", "why_not", "waits_for"}
         """
         body: JsonObject = {"what": what, "reason": reason, "node": node, "dry_run": dry_run}
         body |= {"lose_progress": lose_progress, "actor": actor or getpass.getuser()}
