@@ -12,7 +12,7 @@ from pulsetrain.recovery.hang_decision import HangDecision
 
 
 def routes(controller: Controller, token: str) -> list[BaseRoute]:
-    """``/v1/jobs/{job}/pending_hang``."""
+    """``/v1/jobs/{job:path}/pending_hang``."""
 
     async def show(request: Request) -> Response:
         return JSONResponse(controller.pending_hang(request.path_params["job"]))
@@ -28,7 +28,7 @@ def routes(controller: Controller, token: str) -> list[BaseRoute]:
         job, dry_run = request.path_params["job"], bool(body.get("dry_run"))
         return JSONResponse(controller.decide_hang(job, decision, dry_run=dry_run))
 
-    path = "/v1/jobs/{job}/pending_hang"
+    path = "/v1/jobs/{job:path}/pending_hang"
     return [
         Route(path, guarded(show, token), methods=["GET"]),
         Route(path, guarded(decide, token), methods=["POST"]),

@@ -14,7 +14,7 @@ from pulsetrain.recovery.move_request import WAIT_S, MoveRequest
 
 
 def routes(controller: Controller, token: str) -> list[BaseRoute]:
-    """``/v1/jobs/{job}/moves``."""
+    """``/v1/jobs/{job:path}/moves``."""
 
     async def move(request: Request) -> Response:
         body = await json_body(request, "what", "reason", "actor")
@@ -44,4 +44,4 @@ def routes(controller: Controller, token: str) -> list[BaseRoute]:
             raise UsageError(f"nodes = {str(value)[:80]!r}: allowed: a list of names")
         return tuple(value)
 
-    return [Route("/v1/jobs/{job}/moves", guarded(move, token), methods=["POST"])]
+    return [Route("/v1/jobs/{job:path}/moves", guarded(move, token), methods=["POST"])]
