@@ -52,14 +52,22 @@ class AlertActions:
     minutes: float = 120.0
     end_silence: str | None = None
 
-    def apply(self, client: HubClient) -> None:
-        """Acknowledge, silence and end silences. Raises `UsageError` for a malformed --silence."""
+    def apply(self, client: HubClient) -> str:
+        """Acknowledge, silence and end silences. Returns what a new silence covers, "" for no new one.
+
+        Raises `UsageError` for a malformed --silence.
+        """
+        told = ""
         if self.ack:
             client.acknowledge(self.ack, self.note)
         if self.silence:
-            client.silence(matchers(self.silence), self.minutes * 60, self.note)
+            made = client.silence(matchers(self.silence), self.minutes * 60, self.note)
+            told = (
+                f"Silence {made['id']} covers {made['covers']} active alert(s)." if "covers" in made else ""
+            )
         if self.end_silence:
             client.end_silence(self.end_silence)
+        return told
 
 
 _alert_actions = grouped(
@@ -88,12 +96,14 @@ def alerts(actions: AlertActions, show_silences: bool, hub: HubOptions, as_json:
     Example: pulsetrain alerts --ack 3f2a --note "swapping the cable"
     """
     client = hub.client()
-    actions.apply(client)
+    told = actions.apply(client)
+    if told and not as_json:
+        click.echo(told)
     rows = client.silences() if show_silences else client.alerts()
     if as_json:
         print_json(rows)
     elif show_silences:
-        print_table(rows, ("id", "matchers", "author", "comment", "expires_ns"), "No silence.")
+        print_table(rows, ("id", "matchers", "covers", "author", "comment", "expires_ns"), "No silence.")
     else:
         columns = ("id", "state", "severity", "kind", "subject", "count", "acknowledged_by", "summary")
         print_table(rows, columns, "No alert.")

@@ -137,7 +137,10 @@ class HubClient:
         return self._call("POST", f"/v1/alerts/{alert}/ack", {"actor": getpass.getuser(), "note": note})
 
     def silences(self) -> list[JsonObject]:
-        """Silences in force: id, matchers, author, comment, created_ns, expires_ns."""
+        """Silences in force: id, matchers, author, comment, created_ns, expires_ns, covers.
+
+        `covers` is how many active alerts match now.
+        """
         return list(self._call("GET", "/v1/silences")["silences"])
 
     def silence(self, matchers: Mapping[str, str], seconds: float, comment: str = "") -> JsonObject:

@@ -117,6 +117,12 @@ class AlertBook:
             self._store.save(made, change)
         return made
 
+    def covered(self, silence: Silence, now_ns: int) -> int:
+        """Return how many active alerts a silence covers."""
+        with self._lock:
+            active = [alert for alert in self._tracker.all() if alert.active]
+            return sum(silence.covers(alert, now_ns, self.topology) for alert in active)
+
     def expire_silence(self, silence: str, actor: str, now_ns: int) -> None:
         """End a silence now. Raises `KeyError` for one that is not known."""
         change = Change(ts_ns=now_ns, state="silence_ended", actor=actor, note="")
