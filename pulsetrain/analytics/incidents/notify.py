@@ -92,7 +92,7 @@ def deliver(book: AlertBook, known: Mapping[str, Channel], now_ns: int) -> int:
         channel = known.get(notification.channel)
         if channel is None:
             log.warning("channel_unknown", channel=notification.channel)
-            book.failed(notification.id, now_ns)
+            book.failed(notification.id, now_ns, away=False)
             continue
         if notification.channel in unavailable:
             continue
@@ -105,7 +105,7 @@ def deliver(book: AlertBook, known: Mapping[str, Channel], now_ns: int) -> int:
         except Exception as error:  # noqa: BLE001 - what one channel cannot send must not stop the others
             # Its text may hold an address or a password.
             log.warning("notification_broken", channel=notification.channel, error=type(error).__name__)
-            book.failed(notification.id, now_ns)
+            book.failed(notification.id, now_ns, away=False)
         else:
             book.delivered(notification.id)
             taken += 1

@@ -248,6 +248,58 @@ def test_a_long_absence_waits_longer_and_longer_but_for_ever_tries(tmp_path):
     assert gaps == [5, 10, 20, 40, 80, 160, 320, 600]
 
 
+def outage(folder, *steps, up_at):
+    """What a channel is sent that refuses everything until `up_at`. `steps` are findings by second."""
+    channel = Fake(refuses=999)
+    config = AlertConfig(channels=("c",), retry_s=5, resolve_after_s=30, group_interval_s=5)
+    alerts = AlertBook(folder / "a.db", config)
+    tries = []
+    for second in range(2 * up_at):
+        found = [each for at, each in steps if at == second]
+        alerts.observe(found, T0 + second * S)
+        if second >= up_at:
+            channel.refuses = 0
+        before = channel.refuses + len(channel.taken)
+        deliver(alerts, {"c": channel}, T0 + second * S)
+        if channel.refuses + len(channel.taken) != before and second < up_at:
+            tries.append(second)
+    return channel.taken, tries
+
+
+def test_an_alert_that_is_over_before_its_channel_is_back_is_not_said_to_fire(tmp_path):
+    taken, _ = outage(tmp_path, (0, finding()), up_at=90)
+    assert [notification.status for notification in taken] == ["resolved"]
+
+
+def test_the_end_of_an_alert_never_arrives_before_its_begin(tmp_path):
+    still = [(second, finding("4", at=T0 + second * S)) for second in range(0, 180, 10)]
+    taken, _ = outage(tmp_path, (0, finding("3")), *still, up_at=90)
+    told = [(each.status, [row["subject"] for row in each.alerts]) for each in taken]
+    assert told == [("firing", ["4"]), ("resolved", ["3"])]
+
+
+def test_a_dead_channel_is_tried_once_for_all_its_notifications(tmp_path):
+    kinds = ("hang", "crash", "nan", "straggler")
+    many = [(second, finding(kind=kind, at=T0 + second * S)) for second in range(0, 80, 10) for kind in kinds]
+    _, tries = outage(tmp_path, *many, up_at=80)
+    assert [b - a for a, b in pairwise(tries)] == [5, 10, 20, 40]
+
+
+def test_a_notification_that_its_channel_refuses_does_not_hold_those_of_others(tmp_path):
+    class Picky(Fake):
+        def send(self, notification):
+            if notification.group[1] == "hang":
+                raise Unavailable("status 400")
+            super().send(notification)
+
+    picky = Picky()
+    alerts = book(tmp_path, "c")
+    alerts.observe([finding(kind="hang"), finding(kind="crash")], T0)
+    for second in range(2, 12):
+        deliver(alerts, {"c": picky}, T0 + second * S)
+    assert [notification.group[1] for notification in picky.taken] == ["crash"]
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [
