@@ -110,7 +110,7 @@ class AlertBook:
     # -- what people do --
 
     def acknowledge(self, alert: str, actor: str, note: str = "", now_ns: int | None = None) -> AlertRow:
-        """Note that somebody has an alert in hand. It is not repeated until it is over.
+        """Note that somebody has an alert in hand. It is not repeated unless it becomes worse.
 
         `alert` may be the beginning of an id. Raises `KeyError` for an alert that is not known. Raises
         `UsageError` for an alert that is resolved, and for a beginning that several alerts share.
