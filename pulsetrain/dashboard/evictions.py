@@ -55,7 +55,8 @@ def confirm(node: str | None, done: Callable[[], None] = lambda: None) -> None:
             reason = st.text_input("Reason", key="reason", placeholder="kept in the audit log", width=420)
             st.button(
                 f"Evict {node} of {job}", type="primary", key="evict", disabled=not cost.allowed,
-                on_click=_evict, args=(node, job, done), help=None if reason else "Give a reason first.",
+                on_click=_evict, args=(node, job, _seen(answer), done),
+                help=None if reason else "Give a reason first.",
             )  # fmt: skip
 
 
@@ -71,7 +72,12 @@ def _ask(node: str) -> None:
     st.session_state["plan"] = answer
 
 
-def _evict(node: str, job: str, done: Callable[[], None]) -> None:
+def _seen(answer: JsonObject) -> dict[str, object]:
+    """What the person looks at. The hub refuses where it has changed."""
+    return {name: answer[name] for name in ("attempt", "state") if name in answer}
+
+
+def _evict(node: str, job: str, seen: dict[str, object], done: Callable[[], None]) -> None:
     reason = str(st.session_state.get("reason", "")).strip()
     actor = str(st.session_state.get("actor", "")).strip()
     if not reason:
@@ -79,7 +85,7 @@ def _evict(node: str, job: str, done: Callable[[], None]) -> None:
         page.say("Give a reason first: it is kept in the audit log.")
         return
     try:
-        page.source().client.evict(node, reason, actor=actor or getpass.getuser(), job=job)
+        page.source().client.evict(node, reason, actor=actor or getpass.getuser(), job=job, seen=seen)
     except PulsetrainError as error:
         page.say(f"Not evicted: {error}")
         return

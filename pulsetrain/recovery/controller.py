@@ -19,6 +19,7 @@ from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.nodes import GONE, Node, Send
 from pulsetrain.recovery.pool.demand import tier_of
 from pulsetrain.recovery.rank_view import RankRow
+from pulsetrain.recovery.seen import Seen
 from pulsetrain.recovery.snapshot import JobSnapshot, NodeSnapshot
 from pulsetrain.recovery.state import Services
 from pulsetrain.recovery.update_preview import UpdatePreview
@@ -199,6 +200,12 @@ class Controller:
             return before
         job.decide_hang(decision)
         return before if decision.what == "now" else answer(job.snapshot(), decision.what)
+
+    def expect(self, name: str, seen: Seen, node: str = "") -> None:
+        """Raise `UsageError` where a job, or the job that has `node`, is not as a person saw it."""
+        if seen != Seen():
+            job = self._find(node, name)[0] if node else self._job(name)
+            seen.check(job.snapshot(), node)
 
     def _job(self, name: str) -> Job:
         if name not in self._jobs:

@@ -29,6 +29,7 @@ class MovePreview(TypedDict):
     what: str
     node: str
     on_nodes: list[str]
+    attempt: int
     state: str
     step: int
     resume_step: int
@@ -60,6 +61,7 @@ def preview(
         "what": request.what,
         "node": without,
         "on_nodes": list(request.nodes),
+        "attempt": job.attempt,
         "state": str(job.phase),
         "step": job.last_step,
         "resume_step": resume_step,

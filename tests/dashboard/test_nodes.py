@@ -6,7 +6,7 @@ from pulsetrain.core.errors import UsageError
 
 PLAN = {
     "node": "node-1", "job": "gpt", "ranks": [2, 3], "standby": "node-5", "resume_step": 9, "lost_steps": 1,
-    "expected_s": 3.8, "allowed": True, "why_not": "",
+    "expected_s": 3.8, "allowed": True, "why_not": "", "attempt": 4, "state": "active",
 }  # fmt: skip
 
 
@@ -61,6 +61,7 @@ def test_nothing_is_evicted_before_its_cost_was_shown_and_a_reason_given(draw, n
     shown.app.text_input(key="reason").set_value("fan failed")
     shown.click("evict")
     assert nodes.client.done[1] == ("evict", "node-1", "gpt", "fan failed", False)
+    assert nodes.client.seen == {"attempt": 4, "state": "active"}
     assert "node-1 was evicted: fan failed" in shown.app.success[0].value
 
 

@@ -5,6 +5,7 @@ import pytest
 from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.messages import FirstStep, HoldRanks, Leave, SaveFrom, Stop
 from pulsetrain.recovery.job import Job
+from pulsetrain.recovery.seen import Seen
 from pulsetrain.recovery.transitions import Phase
 from tests.recovery.fakes import Fleet, run
 
@@ -55,6 +56,20 @@ def test_eviction_by_hand_is_previewed_then_done_in_the_persons_name():
         assert fleet.journal.last("evict")["actor"] == "ada"
         assert isinstance(fleet.agents["b"].left, Leave)
         assert [p.node for p in fleet.job.world] == ["a", "z"]
+
+    run(scenario)
+
+
+def test_what_was_seen_is_compared_with_the_job_of_the_node():
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        seen = fleet.controller.preview_eviction("b")
+        fleet.controller.expect("", Seen(attempt=seen["attempt"], state=seen["state"]), "b")
+        with pytest.raises(UsageError, match="has changed, look again"):
+            fleet.controller.expect("j", Seen(attempt=seen["attempt"] + 1), "b")
+        with pytest.raises(UsageError, match="no job 'q'"):
+            fleet.controller.expect("q", Seen(attempt=0))
 
     run(scenario)
 

@@ -7,6 +7,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from pulsetrain.hub.routes.guard import guarded, json_body, number, text
+from pulsetrain.hub.routes.seen import seen_of
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.hang_decision import HangDecision
 
@@ -26,6 +27,8 @@ def routes(controller: Controller, token: str) -> list[BaseRoute]:
             seconds=number(body, "seconds", 0.0),
         )
         job, dry_run = request.path_params["job"], bool(body.get("dry_run"))
+        if not dry_run:
+            controller.expect(job, seen_of(body))
         return JSONResponse(controller.decide_hang(job, decision, dry_run=dry_run))
 
     path = "/v1/jobs/{job:path}/pending_hang"

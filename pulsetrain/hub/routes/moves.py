@@ -9,6 +9,7 @@ from starlette.routing import BaseRoute, Route
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.hub.routes.guard import guarded, json_body, number, text
+from pulsetrain.hub.routes.seen import seen_of
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.move_request import WAIT_S, MoveRequest
 
@@ -29,6 +30,8 @@ def routes(controller: Controller, token: str) -> list[BaseRoute]:
             nodes=names(body),
         )
         job, dry_run = request.path_params["job"], bool(body.get("dry_run"))
+        if not dry_run:
+            controller.expect(job, seen_of(body))
         if wanted.what == "resize":
             return JSONResponse(await controller.resize(job, wanted, dry_run=dry_run))
         return JSONResponse(controller.move(job, wanted, dry_run=dry_run))

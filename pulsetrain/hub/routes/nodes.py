@@ -9,6 +9,7 @@ from starlette.routing import BaseRoute, Route
 from pulsetrain.core.clock import Clock
 from pulsetrain.hub.routes.guard import guarded, json_body, text
 from pulsetrain.hub.routes.kept_json import KeptJson
+from pulsetrain.hub.routes.seen import seen_of
 from pulsetrain.recovery import view
 from pulsetrain.recovery.controller import Controller
 
@@ -31,6 +32,7 @@ def routes(controller: Controller, clock: Clock, token: str) -> list[BaseRoute]:
         if body.get("dry_run"):
             return JSONResponse(controller.preview_eviction(node, job=job, drain=drain))
         reason, actor = text(body, "reason"), text(body, "actor")
+        controller.expect(job, seen_of(body), node)
         cost = await controller.evict(node, reason, actor, job=job, drain=drain)
         kept.forget()
         return JSONResponse(cost)

@@ -4,12 +4,20 @@ import pytest
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.hub.routes import nodes
+from pulsetrain.recovery.seen import Seen
 from tests.hub.fakes import TOKEN, Client, Clock
 from tests.recovery.builders import job_snapshot
 
 
 class Controller:
     """Knows node b and keeps what it is asked to evict."""
+
+    expected = ()
+
+    def expect(self, name, seen, node=""):
+        if seen != Seen():
+            self.expected = (name, seen, node)
+            raise UsageError("it has changed, look again")
 
     def __init__(self):
         self.evicted, self.jobs = [], []
@@ -62,6 +70,14 @@ def test_an_eviction_drains_the_node_where_that_is_asked_for(site):
     assert dry.json()["scheduler"] == ["drain b"]
     site.client.post("/v1/evict", json=EVICT | {"drain": True})
     assert site.controller.evicted == [("b", "fan", "ada", True)]
+
+
+def test_an_eviction_is_refused_where_what_was_seen_has_changed(site):
+    answer = site.client.post("/v1/evict", json=EVICT | {"seen": {"attempt": 3, "state": "active"}})
+    assert (answer.status_code, site.controller.evicted) == (400, [])
+    assert site.controller.expected == ("", Seen(attempt=3, state="active"), "b")
+    wrong = site.client.post("/v1/evict", json=EVICT | {"seen": {"attempt": "3"}})
+    assert "seen.attempt = '3'" in wrong.json()["error"]
 
 
 def test_an_eviction_may_name_the_job_of_the_node(site):
