@@ -10,6 +10,7 @@ from pulsetrain.cli.options import HubOptions, hub_options, job_argument, json_o
 from pulsetrain.cli.root import print_json, pulsetrain
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.json import JsonObject
+from pulsetrain.terminal.printable import printable
 
 
 @pulsetrain.command()
@@ -48,7 +49,7 @@ def pending(
     if as_json:
         print_json(answer)
         return
-    click.echo(sentence(answer, time.time_ns()))
+    click.echo(printable(sentence(answer, time.time_ns())))
 
 
 def sentence(answer: JsonObject, now_ns: int) -> str:

@@ -13,6 +13,7 @@ from pulsetrain.cli.completion import VARIABLE
 from pulsetrain.cli.extras import MissingExtraError
 from pulsetrain.cli.root import pulsetrain
 from pulsetrain.core.errors import PulsetrainError, UsageError
+from pulsetrain.terminal.printable import printable
 
 
 def main() -> None:
@@ -73,5 +74,5 @@ def _complete() -> None:
 
 
 def _fail(message: str, status: int) -> None:
-    click.echo(f"pulsetrain: {' '.join(message.split())}", err=True)
+    click.echo(f"pulsetrain: {printable(message)}", err=True)
     sys.exit(status)

@@ -12,6 +12,7 @@ from pulsetrain.cli.root import print_json, pulsetrain
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard.models.moves import dump_sentence, resize_sentence
 from pulsetrain.dashboard.models.time_use import price_sentence
+from pulsetrain.terminal.printable import printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +148,7 @@ def _show(answer: JsonObject, as_json: bool) -> None:
     if as_json:
         print_json(answer)
     else:
-        click.echo(sentence(answer))
+        click.echo(printable(sentence(answer)))
 
 
 def sentence(answer: JsonObject) -> str:
@@ -162,7 +163,8 @@ def sentence(answer: JsonObject) -> str:
         return f"{job}: cannot be done: {answer['why_not']}"
     if what == "resume":
         on = f" on {', '.join(nodes)}" if (nodes := answer.get("on_nodes")) else ""
-        return f"{job}: {'would go on' if answer['dry_run'] else 'goes on'}{on}."
+        once = " once the pool has devices for it" if answer.get("waits_for") == "pool" else ""
+        return f"{job}: {'would go on' if answer['dry_run'] else 'goes on'}{on}{once}."
     if what == "resize":
         return resize_sentence(answer)
     off = f" off {answer['node']}" if answer["node"] else ""

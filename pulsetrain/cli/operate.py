@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import click
 
-from pulsetrain.cli.names import alert_ids, node_names
+from pulsetrain.cli.names import alert_ids, job_names, node_names
 from pulsetrain.cli.options import HubOptions, grouped, hub_options, job_argument, json_option
 from pulsetrain.cli.root import print_json, print_table, pulsetrain
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.progress import progress
 from pulsetrain.dashboard.models.time_use import price_sentence
 from pulsetrain.protocol.client import HubClient
+from pulsetrain.terminal.printable import printable, printable_text
 
 
 @pulsetrain.command()
@@ -51,14 +52,22 @@ class AlertActions:
     minutes: float = 120.0
     end_silence: str | None = None
 
-    def apply(self, client: HubClient) -> None:
-        """Acknowledge, silence and end silences. Raises `UsageError` for a malformed --silence."""
+    def apply(self, client: HubClient) -> str:
+        """Acknowledge, silence and end silences. Returns what a new silence covers, "" for no new one.
+
+        Raises `UsageError` for a malformed --silence.
+        """
+        told = ""
         if self.ack:
             client.acknowledge(self.ack, self.note)
         if self.silence:
-            client.silence(matchers(self.silence), self.minutes * 60, self.note)
+            made = client.silence(matchers(self.silence), self.minutes * 60, self.note)
+            told = (
+                f"Silence {made['id']} covers {made['covers']} active alert(s)." if "covers" in made else ""
+            )
         if self.end_silence:
             client.end_silence(self.end_silence)
+        return told
 
 
 _alert_actions = grouped(
@@ -87,12 +96,14 @@ def alerts(actions: AlertActions, show_silences: bool, hub: HubOptions, as_json:
     Example: pulsetrain alerts --ack 3f2a --note "swapping the cable"
     """
     client = hub.client()
-    actions.apply(client)
+    told = actions.apply(client)
+    if told and not as_json:
+        click.echo(told)
     rows = client.silences() if show_silences else client.alerts()
     if as_json:
         print_json(rows)
     elif show_silences:
-        print_table(rows, ("id", "matchers", "author", "comment", "expires_ns"), "No silence.")
+        print_table(rows, ("id", "matchers", "covers", "author", "comment", "expires_ns"), "No silence.")
     else:
         columns = ("id", "state", "severity", "kind", "subject", "count", "acknowledged_by", "summary")
         print_table(rows, columns, "No alert.")
@@ -147,11 +158,11 @@ def stacks(job: str, last: bool, threads: bool, hub: HubOptions, as_json: bool) 
     elif not answer:
         click.echo(f"No stacks of {job} have been read.")
     else:
-        click.echo(answer["sentence"])
+        click.echo(printable(answer["sentence"]))
         for line in lines(t for t in answer["tree"] if threads or t["frame"] == MAIN):
-            click.echo(f"  {line}")
+            click.echo(f"  {printable_text(line)}")
         for part in answer["blind"]:
-            click.echo(f"  not read: ranks {part['ranks']}: {part['reason']}")
+            click.echo(f"  not read: ranks {part['ranks']}: {printable(part['reason'])}")
     return 1 if answer.get("state") == "outlier" else 0
 
 
@@ -169,24 +180,33 @@ _COSTS = (
 @pulsetrain.command()
 @click.argument("node", shell_complete=node_names)
 @click.option("--reason", required=True, metavar="TEXT", help="Why. The reason is kept with the eviction.")
+@click.option(
+    "--job",
+    default="",
+    metavar="JOB",
+    shell_complete=job_names,
+    help="The job of the node. It is needed if several jobs have a node of this name.",
+)
 @click.option("--drain", is_flag=True, help="Drain the node in the cluster's scheduler too.")
 @click.option("--dry-run", is_flag=True, help="Only say what the eviction would cost.")
 @hub_options
 @json_option
-def evict(node: str, reason: str, drain: bool, dry_run: bool, hub: HubOptions, as_json: bool) -> None:
+def evict(
+    node: str, reason: str, job: str, drain: bool, dry_run: bool, hub: HubOptions, as_json: bool
+) -> None:
     """Evict NODE from its job. A standby takes its place.
 
     Example: pulsetrain evict node-b --reason "fan failed" --dry-run
     """
-    answer = hub.client().evict(node, reason, dry_run=dry_run, drain=drain)
+    answer = hub.client().evict(node, reason, dry_run=dry_run, drain=drain, job=job)
     if as_json:
         print_json(answer)
         return
     verb = "would evict" if dry_run else "evicting"
-    click.echo(f"{verb} {node} ({answer['state']}) of job {answer['job']}")
+    click.echo(f"{verb} {node} ({answer['state']}) of job {printable(answer['job'])}")
     for label, key in _COSTS:
         if answer.get(key) not in ("", None, []):
             value = answer[key]
-            click.echo(f"  {label}: {'; '.join(value) if key == 'scheduler' else value}")
+            click.echo(f"  {label}: {printable('; '.join(value) if key == 'scheduler' else value)}")
     if price_sentence(answer):
         click.echo(f"  {price_sentence(answer)}")

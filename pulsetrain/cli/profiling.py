@@ -11,6 +11,7 @@ from pulsetrain.cli.root import print_json, pulsetrain
 from pulsetrain.core.errors import PulsetrainError, UsageError
 from pulsetrain.core.progress import progress
 from pulsetrain.protocol.client import PROFILE_PATIENCE_S, HubClient
+from pulsetrain.terminal.printable import printable
 
 
 @pulsetrain.command()
@@ -62,5 +63,5 @@ def profile(job: str, steps: int, ranks: str, output: Path, hub: HubOptions, as_
             f"{len(data):,} bytes. Open it at ui.perfetto.dev."
         )
         for rank, why in sorted(failed.items(), key=lambda item: int(item[0])):
-            click.echo(f"  rank {rank}: {why}")
+            click.echo(f"  rank {rank}: {printable(why)}")
     return 1 if failed else 0

@@ -13,6 +13,7 @@ from pulsetrain.cli.names import record_names
 from pulsetrain.cli.options import KafkaOptions, StoreOptions, json_option, kafka_options, store_options
 from pulsetrain.cli.root import print_json, print_table, pulsetrain
 from pulsetrain.core.progress import after, progress
+from pulsetrain.terminal.printable import printable
 
 
 @pulsetrain.command("import")
@@ -99,4 +100,4 @@ def tail(record: str, kafka: KafkaOptions, rows: int | None, from_start: bool, a
         if as_json:
             print_json(row)
         else:
-            click.echo("  ".join(f"{k}={v}" for k, v in row.items() if v not in ("", None)))
+            click.echo("  ".join(f"{k}={printable(v)}" for k, v in row.items() if v not in ("", None)))

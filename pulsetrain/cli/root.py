@@ -10,6 +10,7 @@ import click
 
 from pulsetrain import __version__
 from pulsetrain.cli.extras import EdgeGroup
+from pulsetrain.terminal.printable import printable
 
 
 @click.group(
@@ -60,11 +61,14 @@ def _evidence(value: object) -> object:
 
 
 def print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str], empty: str) -> None:
-    """Print `rows` as aligned columns, or the sentence `empty` where there are none."""
+    """Print `rows` as aligned columns, or the sentence `empty` where there are none.
+
+    Cells come from outside: control characters are shown as "?", and each row is one line.
+    """
     if not rows:
         click.echo(empty)
         return
-    cells = [[str(row.get(column, "")) for column in columns] for row in rows]
+    cells = [[printable(row.get(column, "")) for column in columns] for row in rows]
     widths = [max(len(c) for c in column) for column in zip(columns, *cells, strict=True)]
     for line in (list(columns), *cells):
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

@@ -11,6 +11,7 @@ from pulsetrain.cli.options import StoreOptions, grouped, job_option, json_optio
 from pulsetrain.cli.root import print_json, print_table, pulsetrain
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.progress import progress
+from pulsetrain.terminal.printable import printable_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,7 @@ def analyze(
         print_json(report.states(answer) if verdicts else report.rows(answer))
     else:
         for line in report.lines(answer, everything=verdicts):
-            click.echo(line)
+            click.echo(printable_text(line))
     return report.exit_status(answer)
 
 
@@ -113,7 +114,7 @@ def errors(job: str, store: StoreOptions, as_json: bool) -> None:
     first = answer["ranks"].get(str(answer["culprit"]))
     if first:
         stack = first["message"].get("extraInfo", {}).get("py_callstack", "")
-        click.echo(f"First: rank {answer['culprit']}." + (f"\n{stack}" if stack else ""))
+        click.echo(f"First: rank {answer['culprit']}." + (f"\n{printable_text(str(stack))}" if stack else ""))
     elif rows:
         click.echo("Which rank was first is not known: each of them says that a peer was gone.")
 

@@ -14,6 +14,7 @@ from pulsetrain.core.errors import UsageError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard.models.text import clock
 from pulsetrain.dashboard.models.time_use import price_sentence
+from pulsetrain.terminal.printable import printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,7 @@ def update(
     if as_json:
         print_json(answer)
     else:
-        click.echo(sentence(answer))
+        click.echo(printable(sentence(answer)))
 
 
 def sentence(answer: JsonObject) -> str:

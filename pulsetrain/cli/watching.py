@@ -67,7 +67,8 @@ def _print_status(client: HubClient, report: JsonObject) -> None:
     from pulsetrain.terminal import status_lines
     from pulsetrain.terminal.hub_answers import HubQuestions
     from pulsetrain.terminal.pool_lines import pool_lines
-    from pulsetrain.terminal.view import Answers, printable, view
+    from pulsetrain.terminal.printable import printable
+    from pulsetrain.terminal.view import Answers, view
 
     incidents = HubQuestions(client).incidents_of(report)
     seen = view(Answers(status=report, incidents=incidents), here_ns=time.time_ns())

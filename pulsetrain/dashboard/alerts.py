@@ -115,8 +115,9 @@ def _silences() -> None:
         told, button = st.columns([8, 1], vertical_alignment="center")
         fields = ", ".join(f"{name} = {value}" for name, value in silence["matchers"].items())
         left = duration(int(silence["expires_ns"]) - page.now_ns())
+        covers = f", {silence['covers']} active alert(s)" if "covers" in silence else ""
         told.html(
-            f"<b>{escape(fields)}</b> until {clock(int(silence['expires_ns']))} UTC, {left} left"
+            f"<b>{escape(fields)}</b> until {clock(int(silence['expires_ns']))} UTC, {left} left{covers}"
             f" <span class='muted'>by {escape(str(silence['author']))}"
             f" {escape(str(silence.get('comment') or ''))}</span>"
         )

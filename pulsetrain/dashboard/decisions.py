@@ -77,9 +77,15 @@ def _decide(plan: JsonObject, actor: str) -> None:
         page.say("Give a reason first: it is kept in the audit log.")
         return
     seconds = 60.0 * _MINUTES[plan["span"]]
+    hang = plan.get("hang") or {}
     try:
         page.source().client.decide_hang(
-            plan["job"], plan["decision"], reason, seconds=seconds, actor=actor or getpass.getuser()
+            plan["job"],
+            plan["decision"],
+            reason,
+            seconds=seconds,
+            actor=actor or getpass.getuser(),
+            seen={name: hang[name] for name in ("rank", "since_ns") if name in hang},
         )
     except PulsetrainError as error:
         page.say(f"Not done: {error}")

@@ -45,30 +45,39 @@ def ask(node: str | None) -> None:
 def confirm(node: str | None, done: Callable[[], None] = lambda: None) -> None:
     """What it would cost, once that was asked for, and the button that evicts. `done` is called after it."""
     answer = st.session_state.get("plan")
-    if not node or not answer or answer.get("node") != node:
+    if not node or not answer or answer.get("node") != node or answer.get("job") != page.chosen_job():
         return
-    cost = plan(answer)
+    cost, job = plan(answer), str(answer["job"])
     with st.container(border=True):
         points = "".join(f"<li>{escape(sentence)}</li>" for sentence in cost.sentences)
-        st.html(f"<b>What evicting {escape(node)} would cost</b><ul>{points}</ul>")
+        st.html(f"<b>What evicting {escape(node)} of {escape(job)} would cost</b><ul>{points}</ul>")
         with st.container(horizontal=True, vertical_alignment="bottom"):
             reason = st.text_input("Reason", key="reason", placeholder="kept in the audit log", width=420)
             st.button(
-                f"Evict {node}", type="primary", key="evict", disabled=not cost.allowed, on_click=_evict,
-                args=(node, done), help=None if reason else "Give a reason first.",
+                f"Evict {node} of {job}", type="primary", key="evict", disabled=not cost.allowed,
+                on_click=_evict, args=(node, job, _seen(answer), done),
+                help=None if reason else "Give a reason first.",
             )  # fmt: skip
 
 
 def _ask(node: str) -> None:
     st.session_state.pop("evicted", None)
+    job = page.chosen_job()
     try:
-        answer: JsonObject = page.source().client.evict(node, "dry run from the dashboard", dry_run=True)
+        answer: JsonObject = page.source().client.evict(
+            node, "dry run from the dashboard", dry_run=True, job=job
+        )
     except PulsetrainError as error:
-        answer = {"node": node, "allowed": False, "why_not": str(error), "job": page.chosen_job()}
+        answer = {"node": node, "allowed": False, "why_not": str(error), "job": job}
     st.session_state["plan"] = answer
 
 
-def _evict(node: str, done: Callable[[], None]) -> None:
+def _seen(answer: JsonObject) -> dict[str, object]:
+    """What the person looks at. The hub refuses where it has changed."""
+    return {name: answer[name] for name in ("attempt", "state") if name in answer}
+
+
+def _evict(node: str, job: str, seen: dict[str, object], done: Callable[[], None]) -> None:
     reason = str(st.session_state.get("reason", "")).strip()
     actor = str(st.session_state.get("actor", "")).strip()
     if not reason:
@@ -76,7 +85,7 @@ def _evict(node: str, done: Callable[[], None]) -> None:
         page.say("Give a reason first: it is kept in the audit log.")
         return
     try:
-        page.source().client.evict(node, reason, actor=actor or getpass.getuser())
+        page.source().client.evict(node, reason, actor=actor or getpass.getuser(), job=job, seen=seen)
     except PulsetrainError as error:
         page.say(f"Not evicted: {error}")
         return

@@ -93,6 +93,7 @@ def _move(plan: JsonObject, actor: str) -> None:
             actor=actor or getpass.getuser(),
             devices=plan.get("devices", 0),
             nodes=plan.get("on_nodes", ()),
+            seen={"attempt": plan["attempt"]} if "attempt" in plan else {},
         )
     except PulsetrainError as error:
         page.say(f"Not done: {error}")

@@ -137,7 +137,10 @@ class HubClient:
         return self._call("POST", f"/v1/alerts/{alert}/ack", {"actor": getpass.getuser(), "note": note})
 
     def silences(self) -> list[JsonObject]:
-        """Silences in force: id, matchers, author, comment, created_ns, expires_ns."""
+        """Silences in force: id, matchers, author, comment, created_ns, expires_ns, covers.
+
+        `covers` is how many active alerts match now.
+        """
         return list(self._call("GET", "/v1/silences")["silences"])
 
     def silence(self, matchers: Mapping[str, str], seconds: float, comment: str = "") -> JsonObject:
@@ -209,15 +212,29 @@ class HubClient:
         dry_run: bool = False,
         actor: str | None = None,
         drain: bool = False,
+        job: str = "",
+        seen: Mapping[str, object] | None = None,
     ) -> JsonObject:
         """Evict a node, or with `dry_run` say what that would cost. `drain`: the scheduler drains it too.
+
+        `job`: the job that the node belongs to, needed where several jobs have a node of this name.
+        `seen`: `attempt` and `state` as a dry run told them. Where they differ by now, nothing is done.
 
         {"node", "job", "ranks", "standby", "resume_step", "lost_steps", "expected_s", "allowed", "why_not",
         "scheduler"}
         """
-        body = {"node": node, "reason": reason, "dry_run": dry_run, "actor": actor or getpass.getuser()}
+        body: JsonObject = {
+            "node": node,
+            "reason": reason,
+            "dry_run": dry_run,
+            "actor": actor or getpass.getuser(),
+        }
         if drain:
             body["drain"] = True
+        if job:
+            body["job"] = job
+        if seen:
+            body["seen"] = dict(seen)
         return self._call("POST", "/v1/evict", body)
 
     def move(
@@ -233,13 +250,15 @@ class HubClient:
         actor: str = "",
         devices: int = 0,
         nodes: Sequence[str] = (),
+        seen: Mapping[str, object] | None = None,
     ) -> JsonObject:
         """Say "preempt", "resume" (on `nodes`), "migrate" (off `node`) or "resize" (to `devices`) to a job.
 
-        `actor`: the caller by default.
+        `actor`: the caller by default. `seen`: the `attempt` that a dry run told. Where it differs by now,
+        nothing is done.
 
         {"job", "what", "node", "on_nodes", "state", "step", "resume_step", "lost_steps",
-        "process_dump", "standby", "dry_run", "can_do", "why_not"}
+        "process_dump", "standby", "dry_run", "can_do", "why_not", "waits_for"}
         """
         body: JsonObject = {"what": what, "reason": reason, "node": node, "dry_run": dry_run}
         body |= {"lose_progress": lose_progress, "actor": actor or getpass.getuser()}
@@ -249,6 +268,8 @@ class HubClient:
             body["devices"] = devices
         if nodes:
             body["nodes"] = list(nodes)
+        if seen:
+            body["seen"] = dict(seen)
         return self._call("POST", f"/v1/jobs/{quote(job, safe='')}/moves", body)
 
     def update(
@@ -286,12 +307,17 @@ class HubClient:
         seconds: float = 0.0,
         dry_run: bool = False,
         actor: str = "",
+        seen: Mapping[str, object] | None = None,
     ) -> JsonObject:
         """Say "wait" (for `seconds`) or "now" to the hang of a job. `actor`: the caller by default.
 
+        `seen`: the `rank` and `since_ns` of the hang. Where they differ by now, nothing is done.
+
         {"job", "decision", "dry_run", "can_do", "pending_hang"}
         """
-        body = {"decision": decision, "reason": reason, "seconds": seconds, "dry_run": dry_run}
+        body: JsonObject = {"decision": decision, "reason": reason, "seconds": seconds, "dry_run": dry_run}
+        if seen:
+            body["seen"] = dict(seen)
         return self._call("POST", _pending_hang(job), {**body, "actor": actor or getpass.getuser()})
 
     def _call(self, method: str, path: str, body: JsonObject | None = None) -> JsonObject:

@@ -19,6 +19,7 @@ from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.nodes import GONE, Node, Send
 from pulsetrain.recovery.pool.demand import tier_of
 from pulsetrain.recovery.rank_view import RankRow
+from pulsetrain.recovery.seen import Seen
 from pulsetrain.recovery.snapshot import JobSnapshot, NodeSnapshot
 from pulsetrain.recovery.state import Services
 from pulsetrain.recovery.update_preview import UpdatePreview
@@ -144,24 +145,28 @@ class Controller:
 
     # -- what people ask ----------------------------------------------------------------------------------
 
-    def preview_eviction(self, name: str, *, drain: bool = False) -> EvictionPreview:
-        """What evicting a node would cost, and with `drain` what its drain would do.
+    def preview_eviction(self, name: str, *, job: str = "", drain: bool = False) -> EvictionPreview:
+        """What evicting a node of `job` would cost, and with `drain` what its drain would do.
 
-        Raises `UsageError` for a node that is not there.
+        Raises `UsageError` for a node that is not there, and without `job` where several jobs have it.
         """
-        job, _ = self._find(name)
+        return self._preview(*self._find(name, job), drain=drain)
+
+    def _preview(self, job: Job, node: Node, *, drain: bool) -> EvictionPreview:
         snapshot = job.snapshot()
-        asked = job.asks_scheduler(name, drain=drain)
-        return preview(snapshot, _node(snapshot, name), asked)
+        asked = job.asks_scheduler(node.name, drain=drain)
+        return preview(snapshot, _node(snapshot, node.name), asked)
 
-    async def evict(self, name: str, reason: str, actor: str, *, drain: bool = False) -> EvictionPreview:
-        """Evict a node in a person's name. With `drain` the cluster's scheduler drains it.
+    async def evict(
+        self, name: str, reason: str, actor: str, *, job: str = "", drain: bool = False
+    ) -> EvictionPreview:
+        """Evict a node of `job` in a person's name. With `drain` the cluster's scheduler drains it.
 
-        Raises `UsageError` for a node that is not there.
+        Raises `UsageError` as `preview_eviction`.
         """
-        cost = self.preview_eviction(name, drain=drain)
-        job, node = self._find(name)
-        await job.evict(node, reason, actor, drain=drain)
+        owner, node = self._find(name, job)
+        cost = self._preview(owner, node, drain=drain)
+        await owner.evict(node, reason, actor, drain=drain)
         return cost
 
     def move(self, name: str, request: MoveRequest, *, dry_run: bool = False) -> MovePreview:
@@ -196,19 +201,32 @@ class Controller:
         job.decide_hang(decision)
         return before if decision.what == "now" else answer(job.snapshot(), decision.what)
 
+    def expect(self, name: str, seen: Seen, node: str = "") -> None:
+        """Raise `UsageError` where a job, or the job that has `node`, is not as a person saw it."""
+        if seen != Seen():
+            job = self._find(node, name)[0] if node else self._job(name)
+            seen.check(job.snapshot(), node)
+
     def _job(self, name: str) -> Job:
         if name not in self._jobs:
             known = ", ".join(sorted(self._jobs)) or "none"
             raise UsageError(f"no job {name!r} runs here; jobs here: {known}")
         return self._jobs[name]
 
-    def _find(self, name: str) -> tuple[Job, Node]:
-        for job in self._jobs.values():
-            node = job.node(name)
-            if node is not None:
-                return job, node
-        here = sorted(n.name for job in self.snapshots() for n in job.nodes if n.state not in GONE)
-        raise UsageError(f"no node {name!r}; nodes here: {', '.join(here) or 'none'}")
+    def _find(self, name: str, job: str) -> tuple[Job, Node]:
+        """A node that is there. Jobs of a pool may share a machine, and so have nodes of one name."""
+        jobs = [self._job(job)] if job else list(self._jobs.values())
+        found = [(each, node) for each in jobs if (node := each.node(name)) is not None]
+        found = [pair for pair in found if not pair[0].over] or found[:1]
+        if len(found) > 1:
+            owners = ", ".join(sorted(each.name for each, _ in found))
+            raise UsageError(f"node {name!r} is a node of {len(found)} jobs: {owners}; name the job (--job)")
+        if not found:
+            shown = [each.snapshot() for each in jobs]
+            here = ", ".join(sorted(n.name for each in shown for n in each.nodes if n.state not in GONE))
+            of_job = f" of job {job!r}" if job else ""
+            raise UsageError(f"no node {name!r}{of_job}; nodes here: {here or 'none'}")
+        return found[0]
 
 
 def _node(job: JobSnapshot, name: str) -> NodeSnapshot:

@@ -20,6 +20,7 @@ class EvictionPreview(TypedDict):
 
     node: str
     job: str
+    attempt: int
     state: str
     ranks: list[int]
     standby: str | None
@@ -44,6 +45,7 @@ def preview(job: JobSnapshot, node: NodeSnapshot, scheduler: Sequence[str] = ())
     return {
         "node": node.name,
         "job": job.job,
+        "attempt": job.attempt,
         "state": str(node.state),
         "ranks": [rank for m in job.world if m.node == node.name for rank in m.ranks],
         "standby": min((hello.node for hello in standbys), default=None) if active else None,

@@ -319,7 +319,15 @@ class Job:
         """
         state = self._state
         why_not, why_no_dump = moving.refusal(state, request), images.why_not(state)
-        cost = preview(self.snapshot(), request, why_not, why_no_dump=why_no_dump, dry_run=dry_run)
+        waits_for = moving.POOL if moving.waits_for_pool(state, request) else ""
+        cost = preview(
+            self.snapshot(),
+            request,
+            why_not,
+            why_no_dump=why_no_dump,
+            dry_run=dry_run,
+            waits_for=waits_for,
+        )
         if not dry_run:
             moving.begin(state, request, self._loop)
         return cost

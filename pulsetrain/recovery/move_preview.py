@@ -21,13 +21,15 @@ class MovePreview(TypedDict):
 
     `lost_steps` would be done again if it were done at once, without waiting for a checkpoint. `price` holds
     for that. `process_dump` says in one line why the job goes on from a saved step, not from a dump. It is ""
-    where its processes are dumped.
+    where its processes are dumped. `waits_for` is "pool" where a resumed job goes on only once the pool has
+    devices for it, else "".
     """
 
     job: str
     what: str
     node: str
     on_nodes: list[str]
+    attempt: int
     state: str
     step: int
     resume_step: int
@@ -38,10 +40,17 @@ class MovePreview(TypedDict):
     dry_run: bool
     can_do: bool
     why_not: str
+    waits_for: str
 
 
 def preview(
-    job: JobSnapshot, request: MoveRequest, why_not: str, *, why_no_dump: str, dry_run: bool
+    job: JobSnapshot,
+    request: MoveRequest,
+    why_not: str,
+    *,
+    why_no_dump: str,
+    dry_run: bool,
+    waits_for: str = "",
 ) -> MovePreview:
     """What happens to `job`. `why_no_dump`: why its processes are not dumped, "" where they may be."""
     without = request.node
@@ -52,6 +61,7 @@ def preview(
         "what": request.what,
         "node": without,
         "on_nodes": list(request.nodes),
+        "attempt": job.attempt,
         "state": str(job.phase),
         "step": job.last_step,
         "resume_step": resume_step,
@@ -62,6 +72,7 @@ def preview(
         "dry_run": dry_run,
         "can_do": not why_not,
         "why_not": why_not,
+        "waits_for": waits_for,
     }
 
 

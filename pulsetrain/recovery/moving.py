@@ -348,6 +348,13 @@ async def rest(job: JobState) -> None:
     await job.services.memory.stored()
 
 
+def waits_for_pool(job: JobState, request: MoveRequest) -> bool:
+    """Whether a person resumes a job that goes on only once the pool has devices for it."""
+    by_person = job.services.pooled and request.actor != POOL
+    stopped = job.phase is Phase.PREEMPTED and job.move is not None
+    return request.what == "resume" and by_person and stopped
+
+
 def _hand_over(job: JobState, move: Move, request: MoveRequest) -> None:
     """A stopped job stays stopped, in another's name: who has stopped it says when it goes on."""
     job.write(request.what, {"reason": request.reason, "state": str(job.phase)}, actor=request.actor)
@@ -361,8 +368,7 @@ def _resume(job: JobState, request: MoveRequest, loop: Loop) -> None:
 
     In a pool a person's job goes on once the pool has devices for it.
     """
-    by_person = job.services.pooled and request.actor != POOL
-    if job.move is not None and job.phase is Phase.PREEMPTED and by_person:
+    if job.move is not None and waits_for_pool(job, request):
         _hand_over(job, job.move, request)
         return
     move, job.move = job.move, None

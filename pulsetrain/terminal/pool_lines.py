@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from pulsetrain.core.json import JsonObject
-from pulsetrain.terminal.view import printable
+from pulsetrain.terminal.printable import printable
 
 NEWEST = 3  # actions
 

@@ -10,7 +10,8 @@ from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard.models.states import JOB_STATES, look
 from pulsetrain.dashboard.models.text import ago, clock, duration
 from pulsetrain.terminal.colours import colour
-from pulsetrain.terminal.view import JobView, View, printable
+from pulsetrain.terminal.printable import printable
+from pulsetrain.terminal.view import JobView, View
 
 MOST_PAST_JOBS = 10
 
@@ -113,7 +114,7 @@ def instrumentation_line(described: Mapping[str, str]) -> str:
     >>> instrumentation_line({"steps": "inferred", "loss": "explicit", "tokens": "batch"})
     'Instrumentation: steps inferred, loss explicit, tokens batch'
     """
-    return "Instrumentation: " + ", ".join(f"{name} {value}" for name, value in described.items())
+    return "Instrumentation: " + ", ".join(f"{name} {printable(value)}" for name, value in described.items())
 
 
 def dropped(gauges: Mapping[str, float]) -> str:

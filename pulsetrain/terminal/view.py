@@ -18,6 +18,7 @@ from pulsetrain.dashboard.models.states import JOB_STATES, NODE_STATES, job_stat
 from pulsetrain.dashboard.models.text import natural
 from pulsetrain.dashboard.models.time_use import ettr_text
 from pulsetrain.dashboard.pulse import AWAY_S
+from pulsetrain.terminal.printable import printable
 
 STALE_S = AWAY_S
 """Data that is older is stale: what it said is no longer shown as the state of a job."""
@@ -165,16 +166,6 @@ def view(answers: Answers, *, here_ns: int) -> View:
         jobs=tuple(sorted(jobs, key=_urgency)),
         alerts=tuple(_alert(a) for a in ordered_alerts(answers.alerts) if a.get("state") != "resolved"),
     )
-
-
-def printable(text: object) -> str:
-    """Return `text` on one line without control characters. Names and messages come from outside.
-
-    >>> printable("rank 3\\x1b[2J ended\\n")
-    'rank 3?[2J ended'
-    """
-    line = " ".join(str(text).split())
-    return line if line.isprintable() else "".join(c if c.isprintable() else "?" for c in line)
 
 
 def _urgency(job: JobView) -> tuple[bool, int]:

@@ -30,6 +30,7 @@ ANSWER = {
             "uses 4 devices. Its ranks take turns on them. A step takes up to 2 times as long.",
         ),
         ({"what": "resume", "dry_run": True}, "would go on."),
+        ({"what": "resume", "waits_for": "pool"}, "goes on once the pool has devices for it."),
         ({"dry_run": True, "process_dump": "processes are not dumped"}, " Processes are not dumped."),
         (
             {"process_dump": "processes are not dumped (no criu on a)"},

@@ -33,20 +33,21 @@ def test_alerts_are_acknowledged_before_they_are_listed(ask, canned_hub):
 
 
 def test_a_silence_matches_fields_for_some_minutes(ask, canned_hub):
-    canned_hub.answers |= {"GET /v1/alerts": {"alerts": []}, "POST /v1/silences": {}}
+    canned_hub.answers |= {"GET /v1/alerts": {"alerts": []}, "POST /v1/silences": {"id": "s1", "covers": 0}}
     done = ask("alerts", "--silence", "kind=straggler", "--silence", "node=n-7", "--minutes", 30)
     body = canned_hub.requests[0][1]
     assert body["matchers"] == {"kind": "straggler", "node": "n-7"}
     assert body["seconds"] == 1800
-    assert done.output == "No alert.\n"
+    assert done.output == "Silence s1 covers 0 active alert(s).\nNo alert.\n"
 
 
 def test_silences_are_listed_and_ended(ask, canned_hub):
     silence = {"id": "s1", "matchers": {"kind": "hang"}, "author": "ann", "comment": "", "expires_ns": 1}
+    silence["covers"] = 2
     canned_hub.answers |= {"GET /v1/silences": {"silences": [silence]}, "POST /v1/silences/s1/end": {}}
     done = ask("alerts", "--silences", "--end-silence", "s1")
     assert canned_hub.requests[0][0] == "POST /v1/silences/s1/end"
-    assert "s1  {'kind': 'hang'}  ann" in done.output
+    assert "s1  {'kind': 'hang'}  2       ann" in done.output
 
 
 def test_a_silence_without_a_value_is_bad_usage(ask, canned_hub):
@@ -98,6 +99,13 @@ PLAN = {
 }  # fmt: skip
 
 
+def test_names_and_reasons_of_a_job_cannot_change_the_terminal(ask, canned_hub):
+    canned_hub.answers["POST /v1/evict"] = PLAN | {"job": "gpt\x1b[2J", "why_not": "no\x07"}
+    done = ask("evict", "node-b", "--reason", "fan", "--dry-run")
+    assert "of job gpt?[2J" in done.output
+    assert "caution: no?" in done.output
+
+
 def test_a_dry_run_says_what_an_eviction_would_cost(ask, canned_hub):
     canned_hub.answers["POST /v1/evict"] = PLAN
     done = ask("evict", "node-b", "--reason", "fan", "--dry-run")
@@ -110,6 +118,12 @@ def test_a_dry_run_says_what_an_eviction_would_cost(ask, canned_hub):
         "  resume from step: 9",
         "  steps lost: 0",
     ]
+
+
+def test_an_eviction_may_name_the_job_of_the_node(ask, canned_hub):
+    canned_hub.answers["POST /v1/evict"] = PLAN
+    ask("evict", "node-b", "--job", "gpt", "--reason", "fan")
+    assert canned_hub.requests[-1][1]["job"] == "gpt"
 
 
 def test_an_eviction_says_what_the_scheduler_is_asked_for(ask, canned_hub):

@@ -42,6 +42,11 @@ def test_columns_are_aligned_and_a_missing_cell_is_empty(capsys):
     assert capsys.readouterr().out.splitlines() == ["node    state", "a       active", "longer"]
 
 
+def test_what_a_rank_prints_cannot_change_the_terminal(capsys):
+    print_table([{"node": "a\x1b]0;owned\x07", "reason": "two\nlines\x9b2J"}], ("node", "reason"), "None.")
+    assert capsys.readouterr().out.splitlines() == ["node         reason", "a?]0;owned?  two lines?2J"]
+
+
 def test_an_empty_table_is_a_sentence(capsys):
     print_table([], ("node",), "No node.")
     assert capsys.readouterr().out == "No node.\n"

@@ -25,6 +25,7 @@ class FakeClient:
     done: list[tuple[object, ...]] = field(default_factory=list)
     refusal: PulsetrainError | None = None
     plan: JsonObject = field(default_factory=dict)
+    seen: JsonObject | None = None
 
     def _do(self, *action: object) -> None:
         if self.refusal is not None:
@@ -43,8 +44,18 @@ class FakeClient:
     def stacks(self, job: str) -> None:
         self._do("stacks", job)
 
-    def evict(self, node: str, reason: str, *, dry_run: bool = False, actor: str = "") -> JsonObject:
-        self._do("evict", node, reason, dry_run)
+    def evict(
+        self,
+        node: str,
+        reason: str,
+        *,
+        dry_run: bool = False,
+        actor: str = "",
+        job: str = "",
+        seen: JsonObject | None = None,
+    ) -> JsonObject:
+        self.seen = seen
+        self._do("evict", node, job, reason, dry_run)
         return self.plan
 
     def move(
@@ -58,7 +69,9 @@ class FakeClient:
         actor: str = "",
         devices: int = 0,
         nodes: Sequence[str] = (),
+        seen: JsonObject | None = None,
     ) -> JsonObject:
+        self.seen = seen
         more = [*([devices] if devices else []), *([list(nodes)] if nodes else [])]
         self._do("move", job, what, reason, node, *more, dry_run)
         told = {
@@ -72,8 +85,17 @@ class FakeClient:
         return {**told, **self.plan}
 
     def decide_hang(
-        self, job: str, decision: str, reason: str, *, seconds: float, dry_run: bool = False, actor: str = ""
+        self,
+        job: str,
+        decision: str,
+        reason: str,
+        *,
+        seconds: float,
+        dry_run: bool = False,
+        actor: str = "",
+        seen: JsonObject | None = None,
     ) -> JsonObject:
+        self.seen = seen
         self._do("decide_hang", job, decision, reason, dry_run)
         return {"job": job, "can_do": True, "pending_hang": {"rank": 5, "since_ns": 1}}
 

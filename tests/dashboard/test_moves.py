@@ -11,7 +11,7 @@ COST["process_dump"] = "processes are not dumped (no criu on a)"
 @pytest.fixture
 def job(source):
     source.answers["nodes"] = []
-    source.client.plan = COST
+    source.client.plan = {**COST, "attempt": 2}
     job = source.answers["status"]["jobs"][0]
     job |= {"state": "running", "move": None}
     return job
@@ -27,6 +27,7 @@ def test_nothing_is_stopped_before_its_cost_was_shown_and_a_reason_given(draw, s
     shown.app.text_input(key="move_reason").set_value("noon")
     shown.click("move")
     assert source.client.done[1] == ("move", "gpt", "preempt", "noon", "", False)
+    assert source.client.seen == {"attempt": 2}
     assert "asked for, noon" in shown.app.success[0].value
     assert shown.app.success[0].value.endswith("Processes are not dumped (no criu on a).")
 

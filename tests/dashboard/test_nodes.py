@@ -6,7 +6,7 @@ from pulsetrain.core.errors import UsageError
 
 PLAN = {
     "node": "node-1", "job": "gpt", "ranks": [2, 3], "standby": "node-5", "resume_step": 9, "lost_steps": 1,
-    "expected_s": 3.8, "allowed": True, "why_not": "",
+    "expected_s": 3.8, "allowed": True, "why_not": "", "attempt": 4, "state": "active",
 }  # fmt: skip
 
 
@@ -53,14 +53,22 @@ def test_find_keeps_what_matches(draw, nodes):
 
 def test_nothing_is_evicted_before_its_cost_was_shown_and_a_reason_given(draw, nodes):
     shown = draw("nodes", node="node-1").click("dry_run")
-    assert nodes.client.done == [("evict", "node-1", "dry run from the dashboard", True)]
+    assert nodes.client.done == [("evict", "node-1", "gpt", "dry run from the dashboard", True)]
     assert "Its place goes to node-5." in shown.text
+    assert shown.app.button(key="evict").label == "Evict node-1 of gpt"
     shown.click("evict")
     assert len(nodes.client.done) == 1
     shown.app.text_input(key="reason").set_value("fan failed")
     shown.click("evict")
-    assert nodes.client.done[1] == ("evict", "node-1", "fan failed", False)
+    assert nodes.client.done[1] == ("evict", "node-1", "gpt", "fan failed", False)
+    assert nodes.client.seen == {"attempt": 4, "state": "active"}
     assert "node-1 was evicted: fan failed" in shown.app.success[0].value
+
+
+def test_the_cost_for_another_job_cannot_be_confirmed(draw, nodes):
+    nodes.client.plan = PLAN | {"job": "other"}
+    shown = draw("nodes", node="node-1").click("dry_run")
+    assert "evict" not in [button.key for button in shown.app.button]
 
 
 def test_a_refusal_is_shown_and_cannot_be_confirmed(draw, nodes):

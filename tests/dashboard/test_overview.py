@@ -70,6 +70,7 @@ def test_a_hang_is_not_decided_before_its_cost_was_shown_and_a_reason_given(draw
     shown.app.text_input(key="hang_reason").set_value("it will not come back")
     shown.click("hang_decide")
     assert source.client.done[1] == ("decide_hang", "gpt", "now", "it will not come back", False)
+    assert source.client.seen == {"rank": 5, "since_ns": 1}
     assert "gpt is restarted now: it will not come back" in shown.app.success[0].value
 
 

@@ -5,6 +5,7 @@ import pytest
 from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.messages import FirstStep, HoldRanks, Leave, SaveFrom, Stop
 from pulsetrain.recovery.job import Job
+from pulsetrain.recovery.seen import Seen
 from pulsetrain.recovery.transitions import Phase
 from tests.recovery.fakes import Fleet, run
 
@@ -59,12 +60,49 @@ def test_eviction_by_hand_is_previewed_then_done_in_the_persons_name():
     run(scenario)
 
 
+def test_what_was_seen_is_compared_with_the_job_of_the_node():
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        seen = fleet.controller.preview_eviction("b")
+        fleet.controller.expect("", Seen(attempt=seen["attempt"], state=seen["state"]), "b")
+        with pytest.raises(UsageError, match="has changed, look again"):
+            fleet.controller.expect("j", Seen(attempt=seen["attempt"] + 1), "b")
+        with pytest.raises(UsageError, match="no job 'q'"):
+            fleet.controller.expect("q", Seen(attempt=0))
+
+    run(scenario)
+
+
 def test_evicting_an_unknown_node_names_those_that_are_there():
     async def scenario():
         fleet = Fleet("ab")
         await fleet.form()
         with pytest.raises(UsageError, match=r"no node 'q'; nodes here: a, b"):
             await fleet.controller.evict("q", "x", "ada")
+
+    run(scenario)
+
+
+def test_a_node_of_two_jobs_is_evicted_only_from_the_job_that_is_named():
+    async def scenario():
+        fleet = Fleet("ab")
+        for node in "ab":
+            fleet.join(node, job="other", pid=700 + ord(node))
+        await fleet.form()
+        with pytest.raises(UsageError, match="node 'b' is a node of 2 jobs: j, other"):
+            fleet.controller.preview_eviction("b")
+        with pytest.raises(UsageError, match="node 'b' is a node of 2 jobs: j, other"):
+            await fleet.controller.evict("b", "fan", "ada")
+        with pytest.raises(UsageError, match="no job 'x'"):
+            await fleet.controller.evict("b", "fan", "ada", job="x")
+        with pytest.raises(UsageError, match=r"no node 'q' of job 'other'; nodes here: a, b"):
+            await fleet.controller.evict("q", "fan", "ada", job="other")
+        cost = await fleet.controller.evict("b", "fan", "ada", job="other")
+        await fleet.settle()
+        assert cost["job"] == "other"
+        jobs = fleet.controller.jobs
+        assert (jobs["j"].node("b") is None, jobs["other"].node("b") is None) == (False, True)
 
     run(scenario)
 

@@ -267,14 +267,16 @@ def test_a_job_that_a_person_resumes_waits_for_the_pool():
         await fleet.settle(1.0)
         for agent in fleet.agents.values():
             agent.complete(5, peer_of=range(4))
-        fleet.controller.move("j", person("preempt", wait_s=0.0), dry_run=False)
+        stopped = fleet.controller.move("j", person("preempt", wait_s=0.0), dry_run=False)
+        assert stopped["waits_for"] == ""
         for _ in range(3):
             for agent in fleet.agents.values():
                 agent.send_heartbeat()
             await fleet.settle(1.0)
         assert fleet.job.phase is Phase.PREEMPTED
         assert not fleet.share.wanted
-        fleet.controller.move("j", person("resume"), dry_run=False)
+        assert fleet.controller.move("j", person("resume"), dry_run=True)["waits_for"] == "pool"
+        assert fleet.controller.move("j", person("resume"), dry_run=False)["waits_for"] == "pool"
         await fleet.settle(1.0)
         assert fleet.job.phase is Phase.PREEMPTED
         assert (fleet.share.wanted, fleet.share.kept_stopped) == (True, False)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.dashboard.models.states import JOB_STATES
-from pulsetrain.terminal.view import Answers, printable, view
+from pulsetrain.terminal.printable import printable
+from pulsetrain.terminal.view import Answers, view
 from tests.terminal.answers import HANG, INCIDENT, NOW, PENDING, S, alert, job, status
 
 PAST = {**job("old", "recorded"), "state": "past"}

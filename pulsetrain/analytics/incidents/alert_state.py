@@ -21,7 +21,7 @@ from pulsetrain.analytics.verdict import Failed, Finding, Inconclusive, Severity
 State = Literal["pending", "firing", "resolved", "no_data", "error"]
 ACTIVE: frozenset[State] = frozenset({"pending", "firing", "no_data", "error"})
 SECOND_NS = 1_000_000_000
-_SEVERITY_ORDER: Mapping[str, int] = {"info": 0, "warning": 1, "critical": 2}
+SEVERITY_ORDER: Mapping[str, int] = {"info": 0, "warning": 1, "critical": 2}
 
 # Kinds of findings whose analyzer has another name than the kind.
 _DETECTORS: Mapping[str, tuple[str, ...]] = {
@@ -198,7 +198,7 @@ def after_finding(alert: Alert | None, finding: Finding, now_ns: int, config: Al
             return alert
         return replace(_begin(finding, now_ns, config, count=alert.count + 1), notified_ns=alert.notified_ns)
     fresh = finding.ts_ns > alert.finding_ns
-    worse = _SEVERITY_ORDER[finding.severity] > _SEVERITY_ORDER[alert.severity]
+    worse = SEVERITY_ORDER[finding.severity] > SEVERITY_ORDER[alert.severity]
     back = alert.state in ("no_data", "error")
     return replace(
         alert,

@@ -14,7 +14,7 @@ import structlog
 
 from pulsetrain.analytics.incidents.alert_state import Alert
 from pulsetrain.analytics.incidents.muting import Silence
-from pulsetrain.analytics.incidents.notifications import Batch, Notification, rows
+from pulsetrain.analytics.incidents.notifications import Batch, Group, Notification, rows
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.core.json import JsonObject
 
@@ -27,6 +27,7 @@ CREATE TABLE IF NOT EXISTS silences (id TEXT PRIMARY KEY, body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS history (ts_ns INTEGER, id TEXT, state TEXT, actor TEXT, note TEXT);
 CREATE TABLE IF NOT EXISTS outbox (id INTEGER PRIMARY KEY AUTOINCREMENT, channel TEXT, body TEXT,
                                    attempts INTEGER DEFAULT 0, next_ns INTEGER DEFAULT 0);
+CREATE TABLE IF NOT EXISTS pauses (channel TEXT PRIMARY KEY, failures INTEGER, next_ns INTEGER);
 CREATE INDEX IF NOT EXISTS history_of ON history (id, ts_ns);
 """
 
@@ -110,16 +111,45 @@ class AlertStore:
         self._db.execute("INSERT INTO outbox (channel, body) VALUES (?, ?)", values)
 
     def pending(self, now_ns: int) -> list[Notification]:
-        """Return the notifications to deliver now, oldest first."""
-        entries = self._db.execute(
-            "SELECT id, channel, body, attempts FROM outbox WHERE next_ns <= ? ORDER BY id", (now_ns,)
-        )
-        return [_notification(*entry) for entry in entries]
+        """Return the notifications to deliver now. Those that failed least often come first, then the oldest.
 
-    def attempts(self, notification: int) -> int | None:
-        """Return how often a delivery failed, or None where the notification is not in the outbox."""
-        row = self._db.execute("SELECT attempts FROM outbox WHERE id = ?", (notification,)).fetchone()
-        return None if row is None else int(row[0])
+        Of one channel and group only the oldest is offered, so that an end does not overtake its begin.
+        """
+        paused = self._db.execute("SELECT channel FROM pauses WHERE next_ns > ?", (now_ns,))
+        seen: set[tuple[str, Group]] = set()
+        held = {channel for (channel,) in paused}
+        due = []
+        entries = self._db.execute("SELECT id, channel, body, attempts, next_ns FROM outbox ORDER BY id")
+        for number, channel, body, attempts, next_ns in entries:
+            if channel in held:
+                continue
+            found = _notification(number, channel, body, attempts)
+            if (channel, found.group) not in seen and next_ns <= now_ns:
+                due.append(found)
+            seen.add((channel, found.group))
+        return sorted(due, key=lambda notification: (notification.attempts, notification.id))
+
+    def failures(self, channel: str) -> int:
+        """Return how often in a row a channel was unavailable."""
+        row = self._db.execute("SELECT failures FROM pauses WHERE channel = ?", (channel,)).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def pause(self, channel: str, next_ns: int) -> None:
+        """Count that a channel was unavailable, and offer it nothing until `next_ns`."""
+        values = (channel, self.failures(channel) + 1, next_ns)
+        self._db.execute("INSERT OR REPLACE INTO pauses VALUES (?, ?, ?)", values)
+
+    def end_pause(self, notification: int) -> None:
+        """Note that the channel of a notification took it."""
+        self._db.execute(
+            "DELETE FROM pauses WHERE channel = (SELECT channel FROM outbox WHERE id = ?)", (notification,)
+        )
+
+    def attempts(self, notification: int) -> tuple[str, int] | None:
+        """Return the channel and how often a delivery failed, or None where it is not in the outbox."""
+        query = "SELECT channel, attempts FROM outbox WHERE id = ?"
+        row = self._db.execute(query, (notification,)).fetchone()
+        return None if row is None else (str(row[0]), int(row[1]))
 
     def postpone(self, notification: int, next_ns: int) -> None:
         """Count a failed delivery, and offer the notification again from `next_ns` on."""

@@ -25,6 +25,10 @@ class AlertTracker:
         """Return every alert, resolved ones too."""
         return self._alerts.values()
 
+    def get(self, name: str) -> Alert | None:
+        """Return the alert of an id, None where there is none."""
+        return self._alerts.get(name)
+
     def forward(self, now_ns: int) -> int:
         """Return the time. It stands still where the clock steps back, also over a restart."""
         self.now_ns = max(self.now_ns, now_ns)

@@ -67,25 +67,50 @@ class AlertBook:
                     self._store.enqueue(channel, batch)
                 for alert in batch.alerts:
                     self._tracker.update(notified(alert, now_ns), now_ns)
-            return self._store.pending(now_ns)
+            return self._due(now_ns)
+
+    def _due(self, now_ns: int) -> Sequence[Notification]:
+        """The notifications to deliver, as things are now. A begin of alerts that are over is not sent."""
+        due = []
+        for queued in self._store.pending(now_ns):
+            fresh = queued
+            if queued.status == "firing":
+                known = (self._tracker.get(row["id"]) for row in queued.alerts)
+                rows = tuple(alert.row() for alert in known if alert is not None and alert.active)
+                fresh = dataclasses.replace(queued, alerts=rows)
+            if fresh.alerts:
+                due.append(fresh)
+            else:
+                self._store.remove(queued.id)
+        return due
 
     def delivered(self, notification: int) -> None:
         """Note that the channel has a notification. It is not sent again."""
         with self._lock, self._store.transaction():
+            self._store.end_pause(notification)
             self._store.remove(notification)
 
-    def failed(self, notification: int, now_ns: int) -> None:
-        """Note that the channel did not take a notification. It is offered again, each time twice as late."""
+    def failed(self, notification: int, now_ns: int, *, away: bool = True) -> None:
+        """Note that the channel did not take a notification. It is offered again, each time twice as late.
+
+        `away`: the channel itself does not answer, so that all of its notifications wait.
+        """
         with self._lock, self._store.transaction():
-            attempts = self._store.attempts(notification)
-            if attempts is not None:
-                wait_s = retry_wait_s(attempts, self.config)
-                self._store.postpone(notification, now_ns + int(wait_s * state.SECOND_NS))
+            found = self._store.attempts(notification)
+            if found is None:
+                return
+            channel, attempts = found
+            self._store.postpone(notification, self._retry_ns(attempts, now_ns))
+            if away:
+                self._store.pause(channel, self._retry_ns(self._store.failures(channel), now_ns))
+
+    def _retry_ns(self, failures: int, now_ns: int) -> int:
+        return now_ns + int(retry_wait_s(failures, self.config) * state.SECOND_NS)
 
     # -- what people do --
 
     def acknowledge(self, alert: str, actor: str, note: str = "", now_ns: int | None = None) -> AlertRow:
-        """Note that somebody has an alert in hand. It is not repeated until it is over.
+        """Note that somebody has an alert in hand. It is not repeated unless it becomes worse.
 
         `alert` may be the beginning of an id. Raises `KeyError` for an alert that is not known. Raises
         `UsageError` for an alert that is resolved, and for a beginning that several alerts share.
@@ -116,6 +141,12 @@ class AlertBook:
             self._silences[made.id] = made
             self._store.save(made, change)
         return made
+
+    def covered(self, silence: Silence, now_ns: int) -> int:
+        """Return how many active alerts a silence covers."""
+        with self._lock:
+            active = [alert for alert in self._tracker.all() if alert.active]
+            return sum(silence.covers(alert, now_ns, self.topology) for alert in active)
 
     def expire_silence(self, silence: str, actor: str, now_ns: int) -> None:
         """End a silence now. Raises `KeyError` for one that is not known."""

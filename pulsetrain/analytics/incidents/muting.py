@@ -32,11 +32,20 @@ class Silence:
         """Whether the silence has begun and not expired."""
         return self.created_ns <= now_ns < self.expires_ns
 
-    def covers(self, alert: Alert, now_ns: int) -> bool:
-        """Whether the alert is silenced now."""
+    def covers(self, alert: Alert, now_ns: int, topology: Topology | None = None) -> bool:
+        """Whether the alert is silenced now. `topology` tells the node of a rank."""
         return self.in_force(now_ns) and all(
-            str(getattr(alert, name, "")) == value for name, value in self.matchers.items()
+            (_node(alert, topology) if name == "node" else str(getattr(alert, name, ""))) == value
+            for name, value in self.matchers.items()
         )
+
+
+def _node(alert: Alert, topology: Topology | None) -> str:
+    """The node of an alert. A rank was where its finding says, and may run elsewhere by now."""
+    named = alert.evidence.get("nodes")
+    if not alert.node and alert.subject_type == "rank" and isinstance(named, list) and len(named) == 1:
+        return str(named[0])
+    return _location(alert, topology).node or alert.node
 
 
 def new_silence(
@@ -69,7 +78,7 @@ def muted(
     causes = firing_causes(alerts, topology)
     reasons: dict[str, str] = {}
     for alert in alerts:
-        silence = next((s for s in silences if s.covers(alert, now_ns)), None)
+        silence = next((s for s in silences if s.covers(alert, now_ns, topology)), None)
         if silence is not None:
             until = utc_text(silence.expires_ns)
             reasons[alert.id] = f"silenced by {silence.author} until {until}: {silence.comment}"

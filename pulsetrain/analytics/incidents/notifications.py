@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pulsetrain.analytics.incidents.alert_state import SECOND_NS, Alert, AlertConfig, AlertRow
+from pulsetrain.analytics.incidents.alert_state import SECOND_NS, SEVERITY_ORDER, Alert, AlertConfig, AlertRow
 
 MAX_RETRY_S = 600.0
 Group = tuple[str, str]  # job and kind: alerts of one group are sent together
@@ -54,8 +54,8 @@ def batches(alerts: Iterable[Alert], muted: Collection[str], now_ns: int, config
 def due(group: Iterable[Alert], muted: Collection[str], now_ns: int, config: AlertConfig) -> list[Alert]:
     """Return the alerts of one group to send now, empty where it is too early or there is nothing new.
 
-    Muted alerts are left out. An acknowledged alert is not repeated. The end of an alert is sent only where
-    its begin was.
+    Muted alerts are left out. An acknowledged alert is sent again only where it has become
+    worse. The end of an alert is sent only where its begin was.
     """
     alerts = list(group)
     fresh = [a for a in alerts if a.id not in muted and _has_news(a)]
@@ -70,10 +70,16 @@ def due(group: Iterable[Alert], muted: Collection[str], now_ns: int, config: Ale
 def _has_news(alert: Alert) -> bool:
     if alert.state == "resolved":
         return alert.notified == "firing"
-    if alert.state == "pending" or alert.acknowledged_by:
+    if alert.state == "pending" or (alert.acknowledged_by and not _got_worse(alert)):
         return False
     sent = alert.notified == "firing" and alert.notified_severity == alert.severity
     return not sent and (alert.state == "firing" or alert.kind == "no_data")
+
+
+def _got_worse(alert: Alert) -> bool:
+    """Whether people were told of a milder alert. Who acknowledged that one does not know of this one."""
+    told = SEVERITY_ORDER.get(alert.notified_severity)
+    return alert.notified == "firing" and told is not None and SEVERITY_ORDER[alert.severity] > told
 
 
 def _must_repeat(alert: Alert, now_ns: int, config: AlertConfig) -> bool:

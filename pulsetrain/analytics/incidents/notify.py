@@ -6,12 +6,14 @@ twice, but none is lost.
 
 from __future__ import annotations
 
+import re
 import smtplib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from typing import Protocol
+from urllib.parse import unquote, urlsplit
 
 import httpx
 import structlog
@@ -23,6 +25,8 @@ from pulsetrain.core.errors import ConfigError, Unavailable
 from pulsetrain.core.json import JsonObject
 
 log = structlog.get_logger()
+
+_SECRET = 4  # characters of a part of an address that is looked for in an answer
 
 
 class Channel(Protocol):
@@ -88,7 +92,7 @@ def deliver(book: AlertBook, known: Mapping[str, Channel], now_ns: int) -> int:
         channel = known.get(notification.channel)
         if channel is None:
             log.warning("channel_unknown", channel=notification.channel)
-            book.failed(notification.id, now_ns)
+            book.failed(notification.id, now_ns, away=False)
             continue
         if notification.channel in unavailable:
             continue
@@ -99,12 +103,40 @@ def deliver(book: AlertBook, known: Mapping[str, Channel], now_ns: int) -> int:
             log.warning("notification_failed", channel=notification.channel, error=str(error))
             book.failed(notification.id, now_ns)
         except Exception as error:  # noqa: BLE001 - what one channel cannot send must not stop the others
-            log.warning("notification_broken", channel=notification.channel, error=repr(error))
-            book.failed(notification.id, now_ns)
+            # Its text may hold an address or a password.
+            log.warning("notification_broken", channel=notification.channel, error=type(error).__name__)
+            book.failed(notification.id, now_ns, away=False)
         else:
             book.delivered(notification.id)
             taken += 1
     return taken
+
+
+def origin(url: str) -> str:
+    """Return the scheme, host and port of an address. The rest of it may be a secret.
+
+    >>> origin("https://user:password@hooks.example.org:8443/services/T0/B0?key=1")
+    'https://hooks.example.org:8443'
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        return "an address that is malformed"
+    if not parts.scheme or not host:
+        return "an address without a scheme or host"
+    shown = f"[{host}]" if ":" in host else host
+    return f"{parts.scheme}://{shown}" + (f":{port}" if port else "")
+
+
+def _without_secrets(answer: str, url: str, token: str) -> str:
+    """Return what a server answered as the end of a message. "" where it repeats a part of the address."""
+    parts = urlsplit(url)
+    pieces = re.split(r"[/?&=:@;,]+", f"{parts.path}?{parts.query}?{parts.netloc.rpartition('@')[0]}")
+    secrets = {piece for raw in (*pieces, token) for piece in (raw, unquote(raw)) if len(piece) >= _SECRET}
+    said = " ".join(answer.split())
+    known = any(secret.lower() in unquote(said).lower() for secret in secrets)
+    return "" if known or not said else f": {said[:200]}"
 
 
 def title(notification: Notification) -> str:
@@ -140,9 +172,11 @@ class _HttpChannel:
         try:
             response = self._http.post(url, json=value)
         except (httpx.TransportError, httpx.InvalidURL) as error:
-            raise Unavailable(f"{url}: {error}") from error
+            why = f": {error}" if isinstance(error, httpx.NetworkError) else ""
+            raise Unavailable(f"{origin(url)}: {type(error).__name__}{why}") from None
         if response.status_code >= 300:
-            raise Unavailable(f"{url}: status {response.status_code}: {response.text[:200]}")
+            said = _without_secrets(response.text, url, self._config.token)
+            raise Unavailable(f"{origin(url)}: status {response.status_code}{said}")
 
 
 class Webhook(_HttpChannel):
@@ -168,7 +202,17 @@ class Slack(_HttpChannel):
 
     def send(self, notification: Notification) -> None:
         text = f"*{title(notification)}*\n{body(notification, self._config.dashboard)}"
-        self._post(self._config.url, {"text": text[:35_000]})  # Slack cuts at 40,000 characters
+        short = _escaped(text)[:35_000]  # Slack cuts at 40,000 characters
+        self._post(self._config.url, {"text": re.sub(r"&[a-z]{0,3}$", "", short)})
+
+
+def _escaped(text: str) -> str:
+    """Return `text` without Slack's markup: what a rank prints must not call a channel or name a link.
+
+    >>> _escaped("<!channel> a && b")
+    '&lt;!channel&gt; a &amp;&amp; b'
+    """
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 class Alertmanager(_HttpChannel):
@@ -217,7 +261,7 @@ class Smtp:
 
     def send(self, notification: Notification) -> None:
         config = self._config
-        host, _, port = config.url.partition(":")
+        host, _, port = config.url.rpartition("@")[2].partition(":")
         message = EmailMessage()
         message["From"], message["To"] = config.sender, config.recipients
         message["Subject"] = " ".join(title(notification).split())[:200]
@@ -231,7 +275,7 @@ class Smtp:
                     server.login(config.user, config.token)
                 server.send_message(message)
         except (OSError, smtplib.SMTPException) as error:
-            raise Unavailable(f"mail server {config.url}: {error}") from error
+            raise Unavailable(f"mail server {host}: {error}") from error
 
 
 def _rfc3339(seconds: float) -> str:

@@ -59,7 +59,11 @@ def cost(answer: JsonObject) -> list[str]:
         return [f"The hub refuses: {answer['why_not']}."]
     if answer["what"] == "resume":
         on = f" on {', '.join(nodes)}" if (nodes := answer.get("on_nodes")) else ""
-        return [f"Nodes are checked. Then the job starts{on} from the newest step that every rank can get."]
+        waits = answer.get("waits_for") == "pool"
+        return [
+            *(["The job goes on once the pool has devices for it."] if waits else []),
+            f"Nodes are checked. Then the job starts{on} from the newest step that every rank can get.",
+        ]
     if answer["what"] == "resize":
         return [resize_sentence(answer), price_sentence(answer)]
     where = "Its ranks end and its agents stay. Its devices are free until somebody resumes it."
@@ -95,8 +99,10 @@ def dump_sentence(answer: JsonObject) -> str:
 
 def asked_for(answer: JsonObject, reason: str) -> str:
     """What was asked for, once the hub has taken it up."""
-    dump = dump_sentence(answer) if answer["what"] == "preempt" else ""
-    return f"{WORDS[answer['what']]}: asked for, {reason}" + (f". {dump}" if dump else "")
+    more = dump_sentence(answer) if answer["what"] == "preempt" else ""
+    if answer.get("waits_for") == "pool":
+        more = "It goes on once the pool has devices for it."
+    return f"{WORDS[answer['what']]}: asked for, {reason}" + (f". {more}" if more else "")
 
 
 def resize_sentence(answer: JsonObject) -> str:

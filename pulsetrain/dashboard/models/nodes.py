@@ -99,7 +99,7 @@ def plan(answer: JsonObject) -> Plan:
         )
     lines = [
         f"{node} runs ranks {ranks} of {answer['job']}.",
-        f"Its place goes to {standby}." if standby else "No standby is free: the job would wait for a node.",
+        f"Its place goes to {standby}." if standby else _without_standby(answer),
     ]
     step, lost = answer.get("resume_step"), answer.get("lost_steps")
     if isinstance(step, int) and step >= 0:
@@ -113,6 +113,12 @@ def plan(answer: JsonObject) -> Plan:
     if price_sentence(answer):
         lines.append(price_sentence(answer))
     return Plan(allowed=bool(answer.get("allowed", False)), sentences=(*lines, *_refusal(answer)))
+
+
+def _without_standby(answer: JsonObject) -> str:
+    """What the hub says that the job does: one of nodes MIN:MAX may go on with fewer."""
+    why = str(answer.get("why_not") or "") if answer.get("allowed", False) else ""
+    return f"{why[:1].upper()}{why[1:]}." if why else "No standby is free."
 
 
 def _refusal(answer: JsonObject) -> list[str]:

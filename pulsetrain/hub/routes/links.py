@@ -11,7 +11,7 @@ from pulsetrain.hub.routes.guard import guarded, json_body, number, text
 
 
 def routes(links: Links, token: str) -> list[BaseRoute]:
-    """``/v1/jobs/{job}/links``."""
+    """``/v1/jobs/{job:path}/links``."""
 
     async def measure(request: Request) -> Response:
         body = await json_body(request, "actor")
@@ -19,4 +19,4 @@ def routes(links: Links, token: str) -> list[BaseRoute]:
         limit_mbit = number(body, "limit_mbit", 0.0)
         return JSONResponse(await links.measure(job, actor=actor, limit_mbit=limit_mbit))
 
-    return [Route("/v1/jobs/{job}/links", guarded(measure, token), methods=["POST"])]
+    return [Route("/v1/jobs/{job:path}/links", guarded(measure, token), methods=["POST"])]

@@ -9,12 +9,13 @@ from starlette.routing import BaseRoute, Route
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.hub.routes.guard import guarded, json_body, number, text
+from pulsetrain.hub.routes.seen import seen_of
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.move_request import WAIT_S, MoveRequest
 
 
 def routes(controller: Controller, token: str) -> list[BaseRoute]:
-    """``/v1/jobs/{job}/moves``."""
+    """``/v1/jobs/{job:path}/moves``."""
 
     async def move(request: Request) -> Response:
         body = await json_body(request, "what", "reason", "actor")
@@ -29,6 +30,8 @@ def routes(controller: Controller, token: str) -> list[BaseRoute]:
             nodes=names(body),
         )
         job, dry_run = request.path_params["job"], bool(body.get("dry_run"))
+        if not dry_run:
+            controller.expect(job, seen_of(body))
         if wanted.what == "resize":
             return JSONResponse(await controller.resize(job, wanted, dry_run=dry_run))
         return JSONResponse(controller.move(job, wanted, dry_run=dry_run))
@@ -44,4 +47,4 @@ def routes(controller: Controller, token: str) -> list[BaseRoute]:
             raise UsageError(f"nodes = {str(value)[:80]!r}: allowed: a list of names")
         return tuple(value)
 
-    return [Route("/v1/jobs/{job}/moves", guarded(move, token), methods=["POST"])]
+    return [Route("/v1/jobs/{job:path}/moves", guarded(move, token), methods=["POST"])]

@@ -9,6 +9,7 @@ from starlette.routing import BaseRoute, Route
 from pulsetrain.core.clock import Clock
 from pulsetrain.hub.routes.guard import guarded, json_body, text
 from pulsetrain.hub.routes.kept_json import KeptJson
+from pulsetrain.hub.routes.seen import seen_of
 from pulsetrain.recovery import view
 from pulsetrain.recovery.controller import Controller
 
@@ -26,12 +27,13 @@ def routes(controller: Controller, clock: Clock, token: str) -> list[BaseRoute]:
 
     async def evict(request: Request) -> Response:
         body = await json_body(request, "node", "reason", "actor")
-        node = text(body, "node")
+        node, job = text(body, "node"), text(body, "job")
         drain = bool(body.get("drain"))
         if body.get("dry_run"):
-            return JSONResponse(controller.preview_eviction(node, drain=drain))
+            return JSONResponse(controller.preview_eviction(node, job=job, drain=drain))
         reason, actor = text(body, "reason"), text(body, "actor")
-        cost = await controller.evict(node, reason, actor, drain=drain)
+        controller.expect(job, seen_of(body), node)
+        cost = await controller.evict(node, reason, actor, job=job, drain=drain)
         kept.forget()
         return JSONResponse(cost)
 

@@ -12,7 +12,7 @@ from pulsetrain.hub.routes.guard import guarded, json_body, text
 
 
 def routes(profiles: Profiles, token: str) -> list[BaseRoute]:
-    """``/v1/jobs/{job}/profile``."""
+    """``/v1/jobs/{job:path}/profile``."""
 
     async def take(request: Request) -> Response:
         body = await json_body(request, "ranks", "steps", "actor")
@@ -24,4 +24,4 @@ def routes(profiles: Profiles, token: str) -> list[BaseRoute]:
         job, actor = request.path_params["job"], text(body, "actor")
         return JSONResponse(await profiles.take(job, ranks=ranks, steps=steps, actor=actor))
 
-    return [Route("/v1/jobs/{job}/profile", guarded(take, token), methods=["POST"])]
+    return [Route("/v1/jobs/{job:path}/profile", guarded(take, token), methods=["POST"])]

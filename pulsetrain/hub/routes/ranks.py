@@ -12,7 +12,7 @@ from pulsetrain.recovery.controller import Controller
 
 
 def routes(controller: Controller, token: str) -> list[BaseRoute]:
-    """``/v1/jobs/{job}/ranks/{rank}``."""
+    """``/v1/jobs/{job:path}/ranks/{rank}``."""
 
     async def show(request: Request) -> Response:
         job, named = request.path_params["job"], request.path_params["rank"]
@@ -20,4 +20,4 @@ def routes(controller: Controller, token: str) -> list[BaseRoute]:
             raise UsageError(f"rank = {named[:80]!r}: allowed: the number of a rank")
         return JSONResponse(controller.rank(job, int(named)))
 
-    return [Route("/v1/jobs/{job}/ranks/{rank}", guarded(show, token), methods=["GET"])]
+    return [Route("/v1/jobs/{job:path}/ranks/{rank}", guarded(show, token), methods=["GET"])]

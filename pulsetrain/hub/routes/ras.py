@@ -11,7 +11,7 @@ from pulsetrain.hub.routes.guard import guarded, json_body, text
 
 
 def routes(reports: RasReports, token: str) -> list[BaseRoute]:
-    """``/v1/jobs/{job}/ras``."""
+    """``/v1/jobs/{job:path}/ras``."""
 
     async def latest(request: Request) -> Response:
         return JSONResponse(reports.latest(request.path_params["job"]))
@@ -21,6 +21,6 @@ def routes(reports: RasReports, token: str) -> list[BaseRoute]:
         return JSONResponse(await reports.take(request.path_params["job"], text(body, "actor")))
 
     return [
-        Route("/v1/jobs/{job}/ras", guarded(latest, token), methods=["GET"]),
-        Route("/v1/jobs/{job}/ras", guarded(take, token), methods=["POST"]),
+        Route("/v1/jobs/{job:path}/ras", guarded(latest, token), methods=["GET"]),
+        Route("/v1/jobs/{job:path}/ras", guarded(take, token), methods=["POST"]),
     ]

@@ -9,8 +9,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from pulsetrain.analytics.incidents.alerts import AlertBook
+from pulsetrain.analytics.incidents.muting import Silence
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.errors import UsageError
+from pulsetrain.core.json import JsonObject
 from pulsetrain.hub.routes.guard import guarded, json_body, text
 
 LONGEST_SILENCE_S = 30 * 86_400
@@ -20,8 +22,11 @@ def routes(book: AlertBook, clock: Clock, token: str) -> list[BaseRoute]:
     """``/v1/silences`` and what lies below it."""
 
     async def silences(request: Request) -> Response:
-        active = book.silences(clock.wall_ns())
-        return JSONResponse({"silences": [dataclasses.asdict(silence) for silence in active]})
+        now_ns = clock.wall_ns()
+        return JSONResponse({"silences": [row(silence, now_ns) for silence in book.silences(now_ns)]})
+
+    def row(silence: Silence, now_ns: int) -> JsonObject:
+        return {**dataclasses.asdict(silence), "covers": book.covered(silence, now_ns)}
 
     async def begin(request: Request) -> Response:
         body = await json_body(request, "actor", "matchers", "seconds")
@@ -33,7 +38,7 @@ def routes(book: AlertBook, clock: Clock, token: str) -> list[BaseRoute]:
             now_ns=now_ns,
             expires_ns=now_ns + _duration_ns(body["seconds"]),
         )
-        return JSONResponse(dataclasses.asdict(silence))
+        return JSONResponse(row(silence, now_ns))
 
     async def end(request: Request) -> Response:
         body = await json_body(request, "actor")

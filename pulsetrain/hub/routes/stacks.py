@@ -11,7 +11,7 @@ from pulsetrain.hub.stacks import Stacks
 
 
 def routes(stacks: Stacks, token: str) -> list[BaseRoute]:
-    """``/v1/jobs/{job}/stacks``."""
+    """``/v1/jobs/{job:path}/stacks``."""
 
     async def latest(request: Request) -> Response:
         return JSONResponse(stacks.latest(request.path_params["job"]))
@@ -21,6 +21,6 @@ def routes(stacks: Stacks, token: str) -> list[BaseRoute]:
         return JSONResponse(await stacks.take(request.path_params["job"], text(body, "actor")))
 
     return [
-        Route("/v1/jobs/{job}/stacks", guarded(latest, token), methods=["GET"]),
-        Route("/v1/jobs/{job}/stacks", guarded(take, token), methods=["POST"]),
+        Route("/v1/jobs/{job:path}/stacks", guarded(latest, token), methods=["GET"]),
+        Route("/v1/jobs/{job:path}/stacks", guarded(take, token), methods=["POST"]),
     ]

@@ -16,7 +16,7 @@ from pulsetrain.recovery.update_request import UpdateRequest
 
 
 def routes(controller: Controller, token: str) -> list[BaseRoute]:
-    """``/v1/jobs/{job}/updates``."""
+    """``/v1/jobs/{job:path}/updates``."""
 
     async def update(request: Request) -> Response:
         body = await json_body(request, "what", "reason", "actor")
@@ -32,7 +32,7 @@ def routes(controller: Controller, token: str) -> list[BaseRoute]:
         job, dry_run = request.path_params["job"], bool(body.get("dry_run"))
         return JSONResponse(controller.update(job, wanted, dry_run=dry_run))
 
-    return [Route("/v1/jobs/{job}/updates", guarded(update, token), methods=["POST"])]
+    return [Route("/v1/jobs/{job:path}/updates", guarded(update, token), methods=["POST"])]
 
 
 def _arguments(body: JsonObject) -> Sequence[str]:

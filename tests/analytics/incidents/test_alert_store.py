@@ -80,10 +80,10 @@ def test_a_notification_waits_in_the_outbox_until_it_is_removed(store):
     assert first.alerts == (alert().row(),)
     store.postpone(first.id, T0 + 5 * S)
     assert store.pending(T0 + S) == [second]
-    assert [(n.id, n.attempts) for n in store.pending(T0 + 5 * S)] == [(first.id, 1), (second.id, 0)]
+    assert [(n.id, n.attempts) for n in store.pending(T0 + 5 * S)] == [(second.id, 0), (first.id, 1)]
     store.remove(second.id)
     assert store.undelivered() == 1
-    assert (store.attempts(first.id), store.attempts(second.id)) == (1, None)
+    assert (store.attempts(first.id), store.attempts(second.id)) == (("pager", 1), None)
 
 
 def test_a_file_of_a_newer_version_opens(tmp_path):

@@ -32,6 +32,28 @@ def test_a_silence_covers_what_matches_in_all_fields():
     assert not silence(kind="hang", subject="4").covers(alert(), T0)
 
 
+@pytest.mark.parametrize(
+    ("silenced", "node"),
+    [
+        (alert("straggler"), "a"),
+        (alert("crash", evidence={"nodes": ["c"]}), "c"),
+        (alert("node_lost", "node", "a"), "a"),
+        (alert("gpu_fault", "gpu", "a/GPU-1"), "a"),
+        (alert("hang", node="b"), "b"),
+    ],
+)
+def test_a_silence_of_a_node_covers_what_is_found_on_it(silenced, node):
+    known = silence(node=node)
+    assert known.covers(silenced, T0, TOPOLOGY)
+    assert list(muted([silenced], [known], T0, TOPOLOGY)) == [silenced.id]
+    assert not silence(node="d").covers(silenced, T0, TOPOLOGY)
+
+
+def test_a_silence_of_one_of_several_nodes_does_not_cover_what_names_them_all():
+    several = alert("hang", subject="7", evidence={"nodes": ["a", "b"]})
+    assert not silence(node="a").covers(several, T0, TOPOLOGY)
+
+
 def test_the_reason_names_who_silenced_and_until_when():
     (reason,) = muted([alert()], [silence(kind="hang")], T0).values()
     assert reason == "silenced by ann until 2026-09-21T14:13:30Z: known"

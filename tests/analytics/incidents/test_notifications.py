@@ -50,6 +50,17 @@ def test_an_alert_that_got_worse_is_sent_again():
 
 
 @pytest.mark.parametrize(
+    ("before", "now", "is_sent"),
+    [("warning", "critical", True), ("warning", "warning", False), ("critical", "warning", False)],
+)
+def test_an_acknowledged_alert_is_sent_again_where_it_got_worse(before, now, is_sent):
+    told = {"notified": "firing", "notified_ns": T0, "notified_severity": before}
+    known = alert(severity=now, acknowledged_by="ann", **told)
+    assert bool(sent(known, at=T0 + 60 * S)) is is_sent
+    assert sent(notified(known, T0 + 60 * S), at=T0 + 5000 * S) == []
+
+
+@pytest.mark.parametrize(
     ("state", "kind", "is_sent"), [("pending", "hang", False), ("no_data", "no_data", True)]
 )
 def test_a_pending_alert_is_not_sent_and_a_blind_detector_is(state, kind, is_sent):

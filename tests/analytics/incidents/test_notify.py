@@ -14,6 +14,7 @@ from shutil import which
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from pulsetrain.analytics.incidents.alert_state import AlertConfig
 from pulsetrain.analytics.incidents.alerts import AlertBook
@@ -25,7 +26,7 @@ S = 1_000_000_000
 T0 = time.time_ns() // S * S - 1000 * S
 
 
-def finding(subject="3", *, at=T0, kind="hang", severity="critical"):
+def finding(subject="3", *, at=T0, kind="hang", severity="critical", summary=""):
     return Finding(
         ts_ns=at,
         job="gpt",
@@ -35,7 +36,7 @@ def finding(subject="3", *, at=T0, kind="hang", severity="critical"):
         subject=subject,
         severity=severity,
         confidence=0.9,
-        summary=f"rank {subject} hangs\nin all_reduce",
+        summary=summary or f"rank {subject} hangs\nin all_reduce",
         evidence={"node": "a"},
     )
 
@@ -45,7 +46,7 @@ def book(path, *names):
 
 
 @contextmanager
-def server(status=200):
+def server(status=200, answer=""):
     """A local HTTP server that keeps what it is posted; `statuses` is what it answers next."""
     posted = []
     statuses = [status]
@@ -56,6 +57,7 @@ def server(status=200):
             posted.append((self.path, dict(self.headers), json.loads(self.rfile.read(length))))
             self.send_response(statuses[0])
             self.end_headers()
+            self.wfile.write(answer.replace("PATH", self.path).encode())
 
         def log_message(self, *args):
             pass
@@ -107,6 +109,70 @@ def test_slack_gets_text(tmp_path):
     assert set(sent) == {"text"}
     assert "rank 3 hangs" in sent["text"]
     assert "http://dash" in sent["text"]
+
+
+def test_slack_gets_no_markup_from_what_a_rank_prints(tmp_path):
+    printed = "<!channel> see <http://evil.example|here> & wait"
+    with server() as (url, posted, _):
+        alerts = book(tmp_path, "s")
+        alerts.observe([finding(summary=printed)], T0)
+        deliver(alerts, channels({"s": {"kind": "slack", "url": url}}), T0 + 2 * S)
+        ((_, _, sent),) = posted
+    assert "<" not in sent["text"]
+    assert "&lt;!channel&gt; see &lt;http://evil.example|here&gt; &amp; wait" in sent["text"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "shown"), [("no_service", "no_service"), ("POST PATH: not found", "404"), ("", "404")]
+)
+def test_a_refusal_names_the_host_and_not_the_secret_part_of_the_address(tmp_path, answer, shown):
+    with server(404, answer) as (url, _, _):
+        host = url.removeprefix("http://")
+        address = f"http://ann:pass-word@{host}/services/T0/hook-secret?key=query-secret"
+        logged = failure(tmp_path, {"kind": "slack", "url": address})
+    assert f"http://{host}: status 404" in logged
+    assert shown in logged
+    assert "secret" not in logged
+    assert "pass-word" not in logged
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:9/secret",
+        "secret/path",
+        "secret://host/secret",
+        "http://[::1/secret",
+        "http://host:99999999/secret",
+        "http://ho\x01st/secret",
+    ],
+)
+def test_an_address_that_cannot_be_used_is_not_logged(tmp_path, url):
+    logged = failure(tmp_path, {"kind": "webhook", "url": url, "timeout_s": 1.0})
+    assert "/secret" not in logged
+    assert "secret/" not in logged
+
+
+def test_what_breaks_a_channel_is_logged_without_its_password(tmp_path):
+    class Broken:
+        def send(self, notification):
+            raise ValueError("cannot encode pass-word")
+
+    alerts = book(tmp_path, "hook")
+    alerts.observe([finding()], T0)
+    with capture_logs() as logs:
+        deliver(alerts, {"hook": Broken()}, T0 + 2 * S)
+    assert [(line["channel"], line["error"]) for line in logs] == [("hook", "ValueError")]
+
+
+def failure(folder, table):
+    """What is logged where a channel does not take a notification."""
+    alerts = book(folder, "hook")
+    alerts.observe([finding()], T0)
+    with capture_logs() as logs:
+        deliver(alerts, channels({"hook": table}), T0 + 2 * S)
+    assert logs
+    return json.dumps(logs)
 
 
 def test_what_a_channel_refuses_is_sent_again_later_and_once_it_took_it_never(tmp_path):
@@ -180,6 +246,58 @@ def test_a_long_absence_waits_longer_and_longer_but_for_ever_tries(tmp_path):
         now += S
     gaps = [b - a for a, b in pairwise(tries)]
     assert gaps == [5, 10, 20, 40, 80, 160, 320, 600]
+
+
+def outage(folder, *steps, up_at):
+    """What a channel is sent that refuses everything until `up_at`. `steps` are findings by second."""
+    channel = Fake(refuses=999)
+    config = AlertConfig(channels=("c",), retry_s=5, resolve_after_s=30, group_interval_s=5)
+    alerts = AlertBook(folder / "a.db", config)
+    tries = []
+    for second in range(2 * up_at):
+        found = [each for at, each in steps if at == second]
+        alerts.observe(found, T0 + second * S)
+        if second >= up_at:
+            channel.refuses = 0
+        before = channel.refuses + len(channel.taken)
+        deliver(alerts, {"c": channel}, T0 + second * S)
+        if channel.refuses + len(channel.taken) != before and second < up_at:
+            tries.append(second)
+    return channel.taken, tries
+
+
+def test_an_alert_that_is_over_before_its_channel_is_back_is_not_said_to_fire(tmp_path):
+    taken, _ = outage(tmp_path, (0, finding()), up_at=90)
+    assert [notification.status for notification in taken] == ["resolved"]
+
+
+def test_the_end_of_an_alert_never_arrives_before_its_begin(tmp_path):
+    still = [(second, finding("4", at=T0 + second * S)) for second in range(0, 180, 10)]
+    taken, _ = outage(tmp_path, (0, finding("3")), *still, up_at=90)
+    told = [(each.status, [row["subject"] for row in each.alerts]) for each in taken]
+    assert told == [("firing", ["4"]), ("resolved", ["3"])]
+
+
+def test_a_dead_channel_is_tried_once_for_all_its_notifications(tmp_path):
+    kinds = ("hang", "crash", "nan", "straggler")
+    many = [(second, finding(kind=kind, at=T0 + second * S)) for second in range(0, 80, 10) for kind in kinds]
+    _, tries = outage(tmp_path, *many, up_at=80)
+    assert [b - a for a, b in pairwise(tries)] == [5, 10, 20, 40]
+
+
+def test_a_notification_that_its_channel_refuses_does_not_hold_those_of_others(tmp_path):
+    class Picky(Fake):
+        def send(self, notification):
+            if notification.group[1] == "hang":
+                raise Unavailable("status 400")
+            super().send(notification)
+
+    picky = Picky()
+    alerts = book(tmp_path, "c")
+    alerts.observe([finding(kind="hang"), finding(kind="crash")], T0)
+    for second in range(2, 12):
+        deliver(alerts, {"c": picky}, T0 + second * S)
+    assert [notification.group[1] for notification in picky.taken] == ["crash"]
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ def test_what_is_under_way_says_what_it_waits_for_until_the_job_stops():
         ),
         ({"process_dump": ""}, "Its processes are dumped, and no step is done again."),
         ({"what": "resume"}, "Then the job starts from the newest step"),
+        ({"what": "resume", "waits_for": "pool"}, "The job goes on once the pool has devices for it."),
         ({"what": "resume", "on_nodes": ["c", "d"]}, "Then the job starts on c, d from the newest step"),
         (
             {

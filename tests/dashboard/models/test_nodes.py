@@ -1,5 +1,7 @@
 """Nodes, and what evicting one would cost."""
 
+import pytest
+
 from pulsetrain.dashboard.models.nodes import (
     can_be_evicted,
     heartbeat_age_text,
@@ -48,6 +50,16 @@ def test_a_plan_says_what_is_missing():
     assert not answer.allowed
     for words in ("No standby is free", "start from its first step", "The hub refuses: budget."):
         assert words in text
+
+
+@pytest.mark.parametrize(
+    "why_not",
+    ["no standby: the job would go on with 3 node(s)", "no standby: the job would wait for a node"],
+)
+def test_without_a_standby_the_plan_says_what_the_hub_says(why_not):
+    sentences = plan(ANSWER | {"standby": None, "why_not": why_not}).sentences
+    assert sentences[1] == f"N{why_not[1:]}."
+    assert sum("standby" in sentence for sentence in sentences) == 1
 
 
 def test_evicting_a_spare_costs_nothing():

@@ -4,6 +4,7 @@ import pytest
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.hub.routes import hangs
+from pulsetrain.recovery.seen import Seen
 from tests.hub.fakes import TOKEN, Client
 
 PATH = "/v1/jobs/j/pending_hang"
@@ -12,6 +13,13 @@ WAIT = {"decision": "wait", "reason": "debugging", "actor": "ann", "seconds": 60
 
 class Controller:
     """Knows job j and keeps what is decided."""
+
+    expected = ()
+
+    def expect(self, name, seen, node=""):
+        if seen != Seen():
+            self.expected = (name, seen, node)
+            raise UsageError("it has changed, look again")
 
     def __init__(self):
         self.decided = []
@@ -43,6 +51,13 @@ def test_what_is_pending_can_be_asked_for(site):
 def test_a_decision_is_made_in_the_persons_name(site):
     assert site.client.post(PATH, json=WAIT).json()["decision"] == "wait"
     assert site.controller.decided == [("j", "wait", 60.0, "ann")]
+
+
+def test_a_decision_on_another_hang_is_refused(site):
+    began_ns = 1_790_000_000_000_000_001
+    answer = site.client.post(PATH, json=WAIT | {"seen": {"rank": 3, "since_ns": began_ns}})
+    assert (answer.status_code, site.controller.decided) == (400, [])
+    assert site.controller.expected == ("j", Seen(rank=3, since_ns=began_ns), "")
 
 
 def test_a_dry_run_decides_nothing(site):

@@ -2,7 +2,9 @@
 
 import pytest
 
+from pulsetrain.core.errors import UsageError
 from pulsetrain.hub.routes import moves
+from pulsetrain.recovery.seen import Seen
 from tests.hub.fakes import TOKEN, Client
 
 PATH = "/v1/jobs/j/moves"
@@ -11,6 +13,13 @@ PREEMPT = {"what": "preempt", "reason": "noon", "actor": "ann"}
 
 class Controller:
     """Keeps what is asked for."""
+
+    expected = ()
+
+    def expect(self, name, seen, node=""):
+        if seen != Seen():
+            self.expected = (name, seen, node)
+            raise UsageError("it has changed, look again")
 
     def __init__(self):
         self.asked = []
@@ -44,6 +53,12 @@ def test_a_move_is_asked_for_in_the_persons_name(site):
         True,
         False,
     )
+
+
+def test_a_move_of_another_attempt_is_refused(site):
+    answer = site.client.post(PATH, json=PREEMPT | {"seen": {"attempt": 3}})
+    assert (answer.status_code, site.controller.asked) == (400, [])
+    assert site.controller.expected == ("j", Seen(attempt=3), "")
 
 
 def test_a_resize_has_a_whole_number_of_devices(site):

@@ -4,6 +4,7 @@ import pytest
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.hub.routes import nodes
+from pulsetrain.recovery.seen import Seen
 from tests.hub.fakes import TOKEN, Client, Clock
 from tests.recovery.builders import job_snapshot
 
@@ -11,19 +12,27 @@ from tests.recovery.builders import job_snapshot
 class Controller:
     """Knows node b and keeps what it is asked to evict."""
 
+    expected = ()
+
+    def expect(self, name, seen, node=""):
+        if seen != Seen():
+            self.expected = (name, seen, node)
+            raise UsageError("it has changed, look again")
+
     def __init__(self):
-        self.evicted = []
+        self.evicted, self.jobs = [], []
 
     def snapshots(self):
         return [job_snapshot()]
 
-    def preview_eviction(self, name, *, drain):
+    def preview_eviction(self, name, *, job, drain):
+        self.jobs.append(job)
         if name != "b":
             raise UsageError(f"no node {name!r}; nodes here: b")
         return {"node": name, "lost_steps": 3, "scheduler": ["drain b"] if drain else []}
 
-    async def evict(self, name, reason, actor, *, drain):
-        cost = self.preview_eviction(name, drain=drain)
+    async def evict(self, name, reason, actor, *, job, drain):
+        cost = self.preview_eviction(name, job=job, drain=drain)
         self.evicted.append((name, reason, actor, drain))
         return cost
 
@@ -61,6 +70,20 @@ def test_an_eviction_drains_the_node_where_that_is_asked_for(site):
     assert dry.json()["scheduler"] == ["drain b"]
     site.client.post("/v1/evict", json=EVICT | {"drain": True})
     assert site.controller.evicted == [("b", "fan", "ada", True)]
+
+
+def test_an_eviction_is_refused_where_what_was_seen_has_changed(site):
+    answer = site.client.post("/v1/evict", json=EVICT | {"seen": {"attempt": 3, "state": "active"}})
+    assert (answer.status_code, site.controller.evicted) == (400, [])
+    assert site.controller.expected == ("", Seen(attempt=3, state="active"), "b")
+    wrong = site.client.post("/v1/evict", json=EVICT | {"seen": {"attempt": "3"}})
+    assert "seen.attempt = '3'" in wrong.json()["error"]
+
+
+def test_an_eviction_may_name_the_job_of_the_node(site):
+    for more in ({"dry_run": True}, {}):
+        assert site.client.post("/v1/evict", json=EVICT | {"job": "j"} | more).status_code == 200
+    assert site.controller.jobs == ["j", "j"]
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,14 @@ def test_a_silence_mutes_until_its_end_or_until_somebody_ends_it(site):
     assert alert(site)["muted"] == ""
 
 
+@pytest.mark.parametrize(("kind", "covers"), [("hang", 1), ("crash", 0)])
+def test_a_silence_says_how_many_active_alerts_it_covers(site, kind, covers):
+    made = site.client.post("/v1/silences", json={"actor": "ann", "matchers": {"kind": kind}, "seconds": 60})
+    assert made.json()["covers"] == covers
+    (listed,) = site.client.get("/v1/silences").json()["silences"]
+    assert listed["covers"] == covers
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
