@@ -187,11 +187,11 @@ def test_a_rank_has_the_counters_of_its_node_and_its_eviction_in_place(draw, kno
     shown = draw("rank", rank="5")
     assert "2.00 KiB" in shown.text
     shown.click("dry_run")
-    assert known.client.done == [("evict", "node-2", "dry run from the dashboard", True)]
+    assert known.client.done == [("evict", "node-2", "gpt", "dry run from the dashboard", True)]
     assert "node-2 runs ranks 4-5 of gpt." in shown.text
     shown.app.text_input(key="reason").set_value("fan failed")
     shown.click("evict")
-    assert known.client.done[1] == ("evict", "node-2", "fan failed", False)
+    assert known.client.done[1] == ("evict", "node-2", "gpt", "fan failed", False)
     assert shown.app.success[0].value == "node-2 was evicted: fan failed"
     nodes[0]["state"] = "evicted"
     assert "node-2 cannot be evicted: it is evicted." in draw("rank", rank="5").text
