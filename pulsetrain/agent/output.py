@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import threading
 from collections import deque
@@ -62,7 +63,6 @@ class _EchoedFile:
     fd: int = -1
     offset: int = 0
     partial: bytes = b""
-    cut: bool = False  # the line in `partial` is longer than is shown
 
 
 class Echo:
@@ -130,15 +130,12 @@ class Echo:
     def _skip(self, file: _EchoedFile, to: int) -> None:
         left_out = f"({to - file.offset:,} bytes of {file.path} are left out here)"
         self._writer.write(file.stream, f"{file.prefix}{left_out}\n")
-        file.offset, file.partial, file.cut = to, b"", False
+        file.offset, file.partial = to, b""
 
     def _keep(self, file: _EchoedFile, rest: bytes) -> None:
         """Keep an unfinished line, as far as it will be shown."""
         bar = rest.rstrip(b"\r").rfind(b"\r")
-        if bar >= 0:
-            rest, file.cut = rest[bar + 1 :], False
-        file.cut = file.cut or len(rest) > LINE_BYTES
-        file.partial = rest[:LINE_BYTES]
+        file.partial = rest[bar + 1 :][:LINE_BYTES]
 
     def _take(self, file: _EchoedFile, lines: Iterable[bytes]) -> None:
         text = "".join(f"{file.prefix}{_shown(line)}\n" for line in lines)
@@ -191,8 +188,18 @@ class _StreamWriter:
                 self._changed.wait_for(lambda: bool(self._waiting))
                 stream, text = self._waiting.popleft()
             with contextlib.suppress(OSError, ValueError):
-                stream.write(text)
-                stream.flush()
+                _write(stream, text)
             with self._changed:
                 self._bytes -= len(text)
                 self._changed.notify_all()
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """Write to a stream. One that is a file is written to without its lock, which python's own end needs."""
+    if not isinstance(stream, io.TextIOWrapper):  # such as one that draws a bar below the lines
+        stream.write(text)
+        stream.flush()
+        return
+    data = memoryview(text.encode(stream.encoding or "utf-8", errors="replace"))
+    while data:
+        data = data[os.write(stream.fileno(), data) :]

@@ -54,12 +54,12 @@ def _overdue(node: Node, silence: Silence, policy: Policy, now_s: float, *, runn
     return silence.verdict(node) if node.connected else ""
 
 
-def _waits_for_storage(job: JobState) -> bool:
-    """Whether a job that forms must wait, because its newest checkpoint may be in storage that was not read.
+def waits_for_storage(job: JobState) -> bool:
+    """Whether a job's first launch must wait, because its checkpoint may be in storage that was not read.
 
     Without it training would begin anew. A storage that never answers does not hold the job up for ever.
     """
-    if job.phase is not Phase.FORMING or not job.members.waits_for_storage():
+    if job.members.world or not job.members.waits_for_storage():
         return False
     return job.now_ns() - job.phase_since_ns < STORAGE_WAIT_S * 1e9
 
@@ -79,7 +79,7 @@ def gathered(job: JobState, *, quiet_s: float) -> Event | None:
         patience_s = policy.settle_s if job.members.all_back() else policy.adopt_timeout_s
         enough = len(running) >= job.members.attempt_nodes(job.nnodes) or quiet_s > patience_s
         return Event.ADOPTED if enough else None
-    if quiet_s <= policy.settle_s or _waits_for_storage(job):
+    if quiet_s <= policy.settle_s or (job.phase is Phase.FORMING and waits_for_storage(job)):
         return None
     if job.phase is Phase.FORMING and elasticity.awaits_world(job, quiet_s):
         return None

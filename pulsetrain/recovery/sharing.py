@@ -12,7 +12,7 @@ from typing import Protocol
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.late_rows import column
-from pulsetrain.recovery import elasticity, faults, moving, resume_nodes, standby_care
+from pulsetrain.recovery import elasticity, faults, liveness, moving, resume_nodes, standby_care
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.new_share import NewShare
 from pulsetrain.recovery.nodes import GONE, Node, NodeState
@@ -88,7 +88,12 @@ class JobShare:
     def wanted(self) -> bool:
         """Whether it wants devices: not over, not stopped by a person, and enough of its agents are here."""
         state = self._state
-        if state.phase in TERMINAL or state.ended_by or self.kept_stopped:
+        if (
+            state.phase in TERMINAL
+            or state.ended_by
+            or self.kept_stopped
+            or liveness.waits_for_storage(state)
+        ):
             return False
         return bool(self.holds()) or sum(self.reachable().values()) >= state.resizing.sizes.smallest
 

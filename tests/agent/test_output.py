@@ -3,6 +3,8 @@
 import contextlib
 import io
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -115,6 +117,24 @@ def test_a_terminal_that_was_stopped_holds_nobody_up(tmp_path, monkeypatch):
     moves.set()
     echo.flush(10)
     assert screen.getvalue().startswith("0123456789\n")
+
+
+def test_an_agent_ends_with_its_own_status_although_nobody_reads_its_output(tmp_path):
+    (tmp_path / "out").write_text(("0123456789" * 100 + "\n") * 500)
+    script = f"""
+import pathlib, sys
+from pulsetrain.agent.output import Echo
+echo = Echo()
+echo.follow(pathlib.Path({str(tmp_path / "out")!r}), "", sys.stdout)
+echo.poll(final=True)
+echo.flush(0.2)
+sys.exit(7)
+"""
+    reading, writing = os.pipe()  # it holds 64 KiB
+    done = subprocess.run([sys.executable, "-c", script], stdout=writing, stderr=subprocess.PIPE, timeout=60)
+    os.close(reading)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (7, b"")
 
 
 def test_last_lines_leave_blank_lines_out_and_survive_a_missing_file(tmp_path):

@@ -185,7 +185,7 @@ class FakeAgent:
         self.parks = False
         self.not_reshardable = self.cannot_dump = self.cannot_restore = ""
         self.lacks_program, self.too_old, self.broken_update = "", False, 0
-        self.attempt, self.restoring = -1, hello.restoring
+        self.attempt, self.restoring, self.stored_attempt = -1, hello.restoring, -1
         self.left = None
         self._seq = self.quiet_ns = 0
         self.peers = {}
@@ -334,6 +334,7 @@ class FakeAgent:
             ranks=ranks,
             held=self.held,
             restoring=self.restoring,
+            stored_attempt=self.stored_attempt,
         )
         self.controller.received(self.node, beat)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.protocol.messages import SaveFrom, Stop
+from pulsetrain.protocol.messages import NOT_READ, SaveFrom, Stop
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
@@ -48,6 +48,20 @@ def test_a_job_is_not_wanted_before_enough_of_its_agents_are_there():
         fleet = Held("a")
         await fleet.settle(1.0)
         assert not fleet.share.wanted
+
+    run(scenario)
+
+
+def test_a_job_does_not_ask_for_devices_before_its_checkpoints_in_storage_are_known():
+    async def scenario():
+        fleet = Held()
+        fleet.agents["b"].stored_attempt = NOT_READ
+        fleet.agents["b"].send_heartbeat()
+        await fleet.settle(1.0)
+        assert (fleet.job.phase, fleet.share.wanted) == (Phase.PREEMPTED, False)
+        fleet.agents["b"].stored_attempt = 4
+        fleet.agents["b"].send_heartbeat()
+        assert fleet.share.wanted
 
     run(scenario)
 

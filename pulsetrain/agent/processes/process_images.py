@@ -103,7 +103,8 @@ class ProcessImages:
         """Dump processes by their names, and leave them stopped. Every other image is removed.
 
         All of them are stopped before the first is dumped. Else one of them would answer another that is in
-        its image already, and what is restored would wait for that answer.
+        its image already, and what is restored would wait for that answer. One that uses a GPU goes on until
+        its own dump: the driver's part of that needs it to run.
 
         Raises `Unavailable` where one cannot be dumped. Then all of them run on, and no image is left.
         """
@@ -112,7 +113,7 @@ class ProcessImages:
         self.clear()
         folder = self._folder / name
         try:
-            stop(processes.values())
+            stop(pid for pid in processes.values() if not _uses_gpu(pid))
             refuse_outsiders(processes)
             folder.mkdir(parents=True, mode=0o700)
             files: dict[str, str] = {}
@@ -292,6 +293,16 @@ def stop(pids: Iterable[int]) -> None:
             with contextlib.suppress(psutil.Error):
                 process.suspend()
         time.sleep(LOOK_S)
+
+
+def _uses_gpu(pid: int) -> bool:
+    """Whether a process, or one that it has started, has a device of NVIDIA's driver open."""
+    for process in _tree(pid):
+        with contextlib.suppress(OSError):
+            for link in Path(f"/proc/{process.pid}/fd").iterdir():
+                if os.readlink(link).startswith("/dev/nvidia"):
+                    return True
+    return False
 
 
 def let_go(pids: Iterable[int]) -> None:

@@ -153,9 +153,13 @@ def _unseen_routing(timings: Timings, columns: NDArray[np.int64], rows: NDArray[
     if len(np.unique(timings.experts[timings.experts >= 0])) < 2:
         return ""
     same = np.isin(timings.classes, timings.classes[columns])
-    routed = timings.routed_bytes
-    if routed is not None and (np.nan_to_num(routed[rows])[:, same].sum(axis=0) > 0).all():
-        return ""
+    if timings.routed_bytes is not None:
+        seen = timings.routed_bytes[rows]
+        routes = np.nan_to_num(seen).sum(axis=0) > 0
+        if routes[same & np.isfinite(seen).any(axis=0)].all() and routes[columns].all():
+            return ""
+        if routes.any() and not routes[same].any():  # these hold no experts: other stages do
+            return ""
     return "it is not seen how many tokens its experts get: not all of them go through all_to_all"
 
 

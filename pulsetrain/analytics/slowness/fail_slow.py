@@ -22,6 +22,7 @@ from pulsetrain.analytics.slowness.cohort import (
 )
 from pulsetrain.analytics.slowness.fail_slow_config import FailSlowConfig
 from pulsetrain.analytics.slowness.slow_windows import BEFORE, slow_against_history, slow_against_peers
+from pulsetrain.analytics.slowness.step_work import is_same_work
 from pulsetrain.analytics.slowness.stretch_check import SlowStretch, overlap
 from pulsetrain.analytics.slowness.timings import Timings
 from pulsetrain.analytics.slowness.witnesses import load_explains
@@ -73,8 +74,12 @@ def find(timings: Timings, *, config: FailSlowConfig | None = None, recovered: b
     shown = [s for s in ranks if recovered or s.ongoing]
     doubts = [_doubt(timings, s, times) for s in shown]
     named = [s for s, doubt in zip(shown, doubts, strict=True) if not doubt]
+    stages = [s for s in _slow_stages(timings, times, config) if recovered or s.ongoing]
     verdicts: list[Verdict] = [_rank_finding(timings, s, times) for s in named]
-    verdicts += _job_findings(timings, times, config, ranks, recovered=recovered)
+    verdicts += [_stage_finding(timings, s, times) for s in stages]
+    doubted = [s for s, doubt in zip(shown, doubts, strict=True) if doubt]
+    past = [s for s in ranks if s not in shown]
+    verdicts += _job_findings(timings, times, config, [*named, *stages, *past], doubted, recovered=recovered)
     reason = next(filter(None, doubts), "") or _not_compared(timings, times, config)
     if reason and not named:
         verdicts.append(Inconclusive(analyzer=NAME, reason=reason))
@@ -98,14 +103,71 @@ def _not_compared(timings: Timings, times: _Times, config: FailSlowConfig) -> st
 
 
 def _job_findings(
-    timings: Timings, times: _Times, config: FailSlowConfig, ranks: Sequence[SlowStretch], *, recovered: bool
+    timings: Timings,
+    times: _Times,
+    config: FailSlowConfig,
+    named: Sequence[SlowStretch],
+    doubted: Sequence[SlowStretch],
+    *,
+    recovered: bool,
 ) -> list[Finding]:
-    """What slowed the job and no slow rank explains."""
+    """What slowed the job, where nobody who is named explains it, nor a doubtful rank that rose as much."""
+
+    def is_explained(job: SlowStretch) -> bool:
+        return any(overlap(job, s) for s in named) or any(
+            overlap(job, s) and s.ratio >= job.ratio for s in doubted
+        )
+
     return [
         _job_finding(timings, stretch, times, measure)
         for measure, stretch in _slow_job(times, config)
-        if (recovered or stretch.ongoing) and not any(overlap(stretch, rank) for rank in ranks)
+        if (recovered or stretch.ongoing) and not is_explained(stretch)
     ]
+
+
+def _slow_stages(timings: Timings, times: _Times, config: FailSlowConfig) -> list[SlowStretch]:
+    """Whole stages, each on one node, that became slower than the others. `row` is the stage's first rank.
+
+    Nobody does the same work on another node, so that is told only where steps are counted to be as much work
+    as before: longer sequences cost stages unequally.
+    """
+    if times.compute is None or times.oversubscribed or len(timings.cohorts) < 2:
+        return []
+    usual = np.full((len(timings.cohorts), times.compute.shape[1]), np.nan)
+    for row, cohort in enumerate(timings.cohorts):
+        known = np.isfinite(times.compute[cohort]).any(axis=0)
+        usual[row, known] = np.nanmedian(times.compute[cohort][:, known], axis=0)
+    found = []
+    for stretch in slow_against_peers(usual, config):
+        cohort = timings.cohorts[stretch.row]
+        nodes = {timings.node_of(int(column)) for column in cohort}
+        first = max(0, stretch.begin - BEFORE)
+        rows = np.flatnonzero(np.isin(timings.steps, times.steps[first : stretch.end]))
+        if len(cohort) > 1 and len(nodes) == 1 and "" not in nodes and is_same_work(timings, rows):
+            found.append(replace(stretch, row=int(cohort[0])))
+    return found
+
+
+def _stage_finding(timings: Timings, stretch: SlowStretch, times: _Times) -> Finding:
+    node = timings.node_of(stretch.row)
+    ranks = timings.ranks[np.flatnonzero(timings.classes == timings.classes[stretch.row])].tolist()
+    stage = int(timings.stages[stretch.row])
+    return timings.finding(
+        NAME,
+        "node",
+        node,
+        severity=_severity(stretch),
+        confidence=confidence(stretch),
+        summary=f"node {node}, with all of stage {stage}, {_sentence(stretch, times.steps, 'compute')}",
+        evidence={
+            **_evidence(stretch, times.steps),
+            "query": "step_parts",
+            "measure": "compute",
+            "node": node,
+            "ranks": ranks,
+            "stages": [stage],
+        },
+    )
 
 
 def _doubt(timings: Timings, stretch: SlowStretch, times: _Times) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pulsetrain.analytics.slowness import robust
 from pulsetrain.analytics.slowness.change_point import rolling_median
 from pulsetrain.analytics.slowness.timings import Timings
 
@@ -18,7 +17,7 @@ Rows = NDArray[np.int64]
 
 WIDTH = 10  # steps of a level
 CHANGED_RATIO = 0.05  # by which the work of a step must change, at least
-SIGMAS = 4.0  # standard errors of the difference of two levels that it must exceed
+SIGMAS = 5.0  # standard errors of the difference of two levels that it must exceed
 _MEDIAN_ERROR = 1.25  # standard error of a median over that of the mean, normal distribution
 
 
@@ -37,6 +36,12 @@ def since_change(timings: Timings, rows: Rows) -> Rows:
     return rows[first:]
 
 
+def is_same_work(timings: Timings, rows: Rows) -> bool:
+    """Whether somebody counts tokens or FLOPs, and all of `rows` were as much work as the last of them."""
+    counted = any((timings.numbers[name][rows] > 0).any() for name in ("tokens", "flops"))
+    return counted and len(since_change(timings, rows)) == len(rows)
+
+
 def _last_change(counts: Floats) -> int:
     """The first row that is as much work as the last ones. `counts` is [step, rank], and 0 is not counted."""
     logs = _usual(counts)
@@ -44,7 +49,8 @@ def _last_change(counts: Floats) -> int:
     if len(known) < 2 * WIDTH:
         return 0
     levels = rolling_median(logs[known], WIDTH)
-    noise = float(robust.sigma(np.diff(logs[known]))) / np.sqrt(2)
+    middle = logs[known][WIDTH // 2 :][: len(levels)]
+    noise = float(np.std(middle - levels[: len(middle)]))  # short and long batches may take turns
     error = _MEDIAN_ERROR * noise * np.sqrt(2 / WIDTH)
     limit = max(float(np.log1p(CHANGED_RATIO)), SIGMAS * error)
     different = np.flatnonzero(np.abs(levels - levels[-1]) > limit)

@@ -98,18 +98,20 @@ def hidden_by_noise(tables: Iterable[RankTable], sigmas: float) -> str:
     """
     worst, answer = 0.0, ""
     for table in tables:
-        beyond = table.hidden & (table.excess > sigmas * table.error)
-        for i in np.flatnonzero(beyond & (table.excess > worst)).tolist():
-            worst, floor = float(table.excess[i]), float(table.floor[i])
-            proof = (
-                f"only {np.expm1(floor):.0%} or more would be sure"
-                if worst <= floor
-                else "its quick steps are no slower than the slow ones of the others"
-            )
-            answer = (
-                f"rank {table.ranks[i]} computes {np.expm1(worst):.0%} longer than its cohort, and steps "
-                f"scatter so much that {proof}"
-            )
+        beyond = np.where(table.hidden & (table.excess > sigmas * table.error), table.excess, -np.inf)
+        i = int(np.argmax(beyond))
+        if beyond[i] <= worst:
+            continue
+        worst, floor = float(beyond[i]), float(table.floor[i])
+        proof = (
+            f"only {np.expm1(floor):.0%} or more would be sure"
+            if worst <= floor
+            else "it may be chance: longer windows, or quick steps that are slower too, would be sure"
+        )
+        answer = (
+            f"rank {table.ranks[i]} computes {np.expm1(worst):.0%} longer than its cohort, and steps "
+            f"scatter so much that {proof}"
+        )
     return answer
 
 
@@ -193,8 +195,7 @@ def _elevated(cohort: Excess, config: StragglerConfig) -> Flags:
 def _hidden(cohort: Excess, config: StragglerConfig) -> Flags:
     least = float(np.log1p(config.warning_ratio))
     still = cohort.recent > np.maximum(least / 2, config.still_share * cohort.excess)
-    above = (cohort.excess > least) & still
-    return np.asarray(above & ~_elevated(cohort, config) & cohort.noisy, np.bool_)
+    return np.asarray((cohort.excess > least) & still & cohort.noisy, np.bool_)
 
 
 def _margin_factor(cohort: Excess, config: StragglerConfig) -> float:

@@ -265,8 +265,8 @@ class ArenaWriter(Arena):
             self.invalidate(info)
 
     def _free_slot(self, total: int) -> int | None:
-        """An empty slot, else the oldest. Slots that are shared come after all others, and those that wait
-        for storage without being asked for come last: to go on in memory matters more.
+        """An empty slot, else the oldest. Slots that are shared come after all others. While one checkpoint
+        is written to storage, others that wait for that come last: to go on in memory matters more.
 
         Never the newest checkpoint, nor one that is sent or written to storage, nor a durable one that waits.
         There are `slots_for` the size to choose from, plus one while any is pinned, one while any is being
@@ -275,7 +275,8 @@ class ArenaWriter(Arena):
         infos = self.published()
         pinned = {i.slot: i for i in infos if i.pinned and not self.taken(i)}
         sending = {i.slot for i in infos if self.sending(i)}
-        waiting = {slot for slot, i in pinned.items() if not i.durable and not self.persisting(i)}
+        writes = {slot for slot, i in pinned.items() if self.persisting(i)}
+        waiting = {slot for slot, i in pinned.items() if not i.durable} - writes if writes else set()
         kept = {i.slot for i in infos[:1]} | (pinned.keys() - waiting) | sending
         shared = {i.slot for i in infos if self.shared(i)}
         age = {i.slot: i.generation for i in infos}

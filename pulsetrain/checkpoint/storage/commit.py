@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Iterable
 from threading import Lock
 
 from pulsetrain.checkpoint.checkpoint_events import CheckpointEvents
@@ -26,7 +28,7 @@ class Committer:
         self._timeout_s = self._tables_s = timeout_s
         self._newest: tuple[Manifest, ...] = ()
         self._stored_attempt = NOT_READ
-        self._given_up: set[tuple[int, int]] = set()  # step and attempt
+        self._given_up: deque[tuple[int, int]] = deque(maxlen=LOOKED_AT)  # step and attempt
         self._lock = Lock()
         self._changing = Lock()  # a manifest must not be written while packs are removed
 
@@ -106,12 +108,27 @@ class Committer:
             others = [m for m in self._newest if m.step != manifest.step]
             known = sorted([manifest, *others], key=lambda m: m.order, reverse=True)
             worlds = {m.world: [n for n in known if n.world == m.world] for m in known}
-            self._newest = tuple(m for m in known if m in worlds[m.world][:2])
+            self._newest = tuple(m for m in known if m in worlds[m.world][:2])[:LOOKED_AT]
 
-    def remove_old(self, *, keep_last: int, keep_every: int) -> None:
-        """Remove the steps that neither `keep_last` nor `keep_every` keeps. That is an event."""
+    def still_stored(self) -> list[Manifest]:
+        """The newest committed checkpoints that were not removed meanwhile. Others are forgotten."""
+        kept = self._checkpoints.kept(self._newest)
+        self._forget(m for m in self._newest if m not in kept)
+        return kept
+
+    def _forget(self, gone: Iterable[Manifest]) -> None:
+        gone = list(gone)
+        with self._lock:
+            self._newest = tuple(m for m in self._newest if m not in gone)
+
+    def remove_old(self, committed: int, *, keep_last: int, keep_every: int) -> None:
+        """Remove the steps that neither `keep_last` nor `keep_every` keeps. That is an event.
+
+        The step that was just `committed` stays.
+        """
         with self._changing:
-            removed = self._checkpoints.retain(last=keep_last, every=keep_every)
+            removed = self._checkpoints.retain(last=keep_last, every=keep_every, spare=committed)
+        self._forget(m for m in self._newest if m.step in removed)
         if removed:
             self._events.event("checkpoints_removed", {"steps": removed})
 
@@ -121,7 +138,7 @@ class Committer:
         Ranks that are late may write some of them once more. These go with the next step that is given up.
         """
         with self._changing:
-            self._given_up.add((info.step, info.attempt))
+            self._given_up.append((info.step, info.attempt))
             try:
                 for step, attempt in self._given_up:
                     self._checkpoints.remove_abandoned(step, attempt)

@@ -334,15 +334,19 @@ class Checkpoints:
             report(done)
         return wrong
 
-    def retain(self, *, last: int, every: int) -> list[int]:
-        """Remove steps that neither `last` nor `every` keeps, and return them.
+    def retain(self, *, last: int, every: int, spare: int = -1) -> list[int]:
+        """Remove steps that neither `last` nor `every` keeps, and return them. The step `spare` stays.
 
         `last` counts from the newest, see `committed`. Steps beyond the newest stay: an earlier attempt got
         so far, and perhaps somebody wants to go on from there. Steps without a manifest go too where they
         are older than the newest step. A pack that a kept manifest refers to stays.
         """
         manifests = self.committed()
-        keep = [m for i, m in enumerate(manifests) if i < last or (every and m.step % every == 0)]
+        keep = [
+            m
+            for i, m in enumerate(manifests)
+            if i < last or m.step == spare or (every and m.step % every == 0)
+        ]
         if not keep:
             return []
         needed = frozenset(f for m in keep for f in m.files)

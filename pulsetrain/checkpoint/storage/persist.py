@@ -31,6 +31,7 @@ from pulsetrain.protocol.messages import NOT_READ
 
 STALE_AFTER_S = 120.0  # choosing a step asks the storage, which may be slow
 RETRY_S, MOST_RETRY_S = 0.5, 10.0  # between two tries of a durable save
+PAST_TIMEOUTS, MOST_TIMEOUTS = 1, 10  # commit_timeout_s for which a durable one waits for rank 0
 READ_AGAIN_S = 5.0  # after a storage that refused
 TABLES_SHARE = 0.15  # of the time at the end, for the tables of all ranks. Without them a step is given up.
 WRITERS = 32  # each waits for the tables of all ranks, so there must be one for each rank of a node
@@ -65,7 +66,8 @@ class Persister:
         self._idle: dict[int, int] = {}  # rank -> `active` word of its arena when nothing waited
         self._lock = Lock()
         self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="pulsetrain-persist")
-        self._read_at_s = -math.inf
+        self._read_at_s = self._told_s = -math.inf
+        self._waits_since: dict[tuple[int, int], float] = {}  # durable ones, by rank and generation
         self._all = False  # also what is not due
         self._gather_s = config.gather_s
         self._uncommitted = 0  # ranks whose step is written, or about to be, and not committed
@@ -168,18 +170,38 @@ class Persister:
                 and not arena.taken(info)
                 and info.generation != self._busy.get(rank)
             ]
+            waiting = [info for info in waiting if not self._expires(rank, arena, info)]
             if waiting:
                 self._persist_one(rank, arena, waiting)
             elif rank not in self._busy:
                 self._idle[rank] = active
         return self._config.poll_s
 
+    def _expires(self, rank: int, arena: ArenaReader, info: SlotInfo) -> bool:
+        """Give up a durable checkpoint that waits for rank 0, which has given it up or is gone.
+
+        Else it would keep its slot for ever.
+        """
+        if rank == 0 or not info.durable:
+            return False
+        since_s = self._waits_since.setdefault((rank, info.generation), time.monotonic())
+        newest = arena.newest
+        is_past = newest is not None and newest.attempt > info.attempt
+        waits_s = PAST_TIMEOUTS if is_past else MOST_TIMEOUTS
+        if time.monotonic() - since_s < waits_s * self._config.commit_timeout_s:
+            return False
+        self._record_failure(info, "rank 0 does not begin to write it")
+        arena.set_taken(info)
+        return True
+
     def _persist_one(self, rank: int, arena: ArenaReader, waiting: list[SlotInfo]) -> None:
         """Start to persist one of a rank's pinned checkpoints, and give up those that were overtaken."""
         try:
             chosen, overtaken = self._chooser.choose(rank, waiting)
         except Exception as error:  # noqa: BLE001 - a thread's edge: whatever a storage backend raises is an event
-            self._record_failure(waiting[0], str(error))
+            if time.monotonic() >= self._told_s + READ_AGAIN_S:
+                self._told_s = time.monotonic()
+                self._record_failure(waiting[0], str(error))
             if not waiting[0].durable:
                 arena.set_taken(waiting[0])
             return
@@ -236,7 +258,7 @@ class Persister:
                 self._checkpoints, arena, info, rate_limit=self._rate_limit, poller=self._poller
             )
             try:
-                return writer.write(self._checkpoints.kept(self._committer.newest), self._gather_s)
+                return writer.write(self._committer.still_stored(), self._gather_s)
             except OSError:
                 again = info.durable and arena.still(info) and time.monotonic() + wait_s < deadline_s
                 if not again or self._stop.wait(wait_s):
@@ -255,7 +277,9 @@ class Persister:
             for arena in self._arenas.values():
                 arena.set_durable(manifest.step)
         if is_committer:
-            self._committer.remove_old(keep_last=self._config.keep_last, keep_every=self._config.keep_every)
+            self._committer.remove_old(
+                manifest.step, keep_last=self._config.keep_last, keep_every=self._config.keep_every
+            )
 
     def _record(self, stage: str, info: SlotInfo, size: int, started: int) -> None:
         took_ns = time.monotonic_ns() - started

@@ -110,8 +110,8 @@ def _end_overload(allocation: Allocation) -> None:
 
     Where a busy job of lower rank holds enough, nothing of higher rank stops: it is waited for.
     """
-    for node, free in list(allocation.free.items()):
-        over = -free
+    for node in list(allocation.free):
+        over = -allocation.free[node]
         for job in sorted(allocation.held_on(node), key=_turn, reverse=True) if over > 0 else ():
             if over <= 0:
                 break

@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import itertools
 import threading
+import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -35,6 +36,7 @@ from pulsetrain.stream.spool.segment import Scan
 from pulsetrain.stream.spool.segment_files import EntryPosition, SegmentFiles, sync_to_disk
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+UNREADABLE_S = 600.0  # after which a disk that answers for other entries will not answer for this one
 _MAX_REJECTED = 100
 _MAX_ENTRIES = 4096  # of one look at what is pending
 _DAMAGE = ("torn_segments", "corrupt_regions")
@@ -104,6 +106,7 @@ class Spool:
         self._next_row: Counter[str] = Counter()
         self._dropped: Mapping[str, int] = {}
         self._index: deque[EntryPosition] = deque()
+        self._unread: tuple[EntryPosition, float] | None = None  # the oldest one, and since when
         self._acknowledged = read_acknowledged(folder)
         self._files = SegmentFiles(folder, self._config.segment_bytes, self._acknowledged[0])
         try:
@@ -152,7 +155,8 @@ class Spool:
         """The oldest entries that are not acknowledged, in order: about `max_bytes` of them, at least one
         where there is one. Asking again without `ack` gives the same entries.
 
-        Raises `OSError` where the oldest entry cannot be read now. It stays, and may be read later.
+        Raises `OSError` where the oldest entry cannot be read now. It stays, and may be read later. After
+        `UNREADABLE_S` it is given up, as one that is damaged.
         """
         with self._disk:
             entries: list[Entry] = []
@@ -163,7 +167,10 @@ class Spool:
                 except OSError:
                     if entries:
                         break
-                    raise
+                    if not self._is_unreadable(where):
+                        raise
+                    self._forget_damaged(where)
+                    continue
                 if entry is not None:
                     entries.append(entry)
                     total += len(entry.data)
@@ -268,10 +275,19 @@ class Spool:
         data = self._files.read(where)
         rows = where.position.rows
         if data is None:
-            self._index.remove(where)
-            self._drop("corrupt", rows)
+            self._forget_damaged(where)
             return None
         return Entry(segment=where.segment, end=where.position.end, rows=rows, data=data)
+
+    def _forget_damaged(self, where: EntryPosition) -> None:
+        self._index.remove(where)
+        self._drop("corrupt", where.position.rows)
+
+    def _is_unreadable(self, where: EntryPosition) -> bool:
+        """Whether this entry could not be read for so long that it never will be."""
+        if self._unread is None or self._unread[0] != where:
+            self._unread = where, time.monotonic()
+        return time.monotonic() - self._unread[1] >= UNREADABLE_S
 
 
 def _oldest(index: deque[EntryPosition]) -> int | None:

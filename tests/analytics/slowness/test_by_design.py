@@ -208,6 +208,18 @@ def test_experts_whose_tokens_are_not_seen_may_just_get_more_of_them(seen):
     assert why in reason(job(own, experts=experts, routed_bytes=routed))
 
 
+def test_a_stage_without_experts_is_not_excused_by_those_of_other_stages():
+    stages, experts = np.repeat([0, 1], 4), np.array([-1] * 4 + [0, 1, 2, 3])
+    own, routed = compute(), np.zeros((200, 8))
+    own[:, 2] *= 1.2
+    routed[:, 4:] = 1e6
+    assert named(straggler.find(job(own, stages=stages, experts=experts, routed_bytes=routed))) == ["2"]
+    routed[:, 5] = np.nan  # nothing of it is on record
+    own[:, 6] *= 1.2
+    found = named(straggler.find(job(own, stages=stages, experts=experts, routed_bytes=routed)))
+    assert sorted(found) == ["2", "6"]
+
+
 def test_a_rank_that_becomes_slower_with_more_routed_tokens_is_not_named():
     own, routed = compute(), np.full((200, 8), 1e6)
     own[100:, 2] *= 1.35

@@ -12,6 +12,7 @@ from pulsetrain.analytics.slowness.fail_slow import find, for_recording
 from pulsetrain.analytics.slowness.load_timings import from_tables
 from pulsetrain.analytics.slowness.slow_windows import slow_against_peers
 from pulsetrain.analytics.slowness.step_times_file import read
+from pulsetrain.analytics.slowness.timings import from_matrices
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
 from tests.analytics.slowness.series import calm
 from tests.repository import DATA
@@ -88,6 +89,48 @@ def test_waiting_for_one_rank_is_not_put_to_the_network():
     (held,) = findings(find(job))
     assert (held.subject_type, held.evidence["cause"]) == ("job", "ranks wait longer for each other")
     assert "network" not in held.summary
+
+
+def staged(compute, *, tokens=None, node_of=lambda rank: f"n{rank // 4}"):
+    """Four stages of four ranks, each stage on a node. `compute` is [step, rank]."""
+    ranks = compute.shape[1]
+    wait = compute.max(axis=1, keepdims=True) - compute + 0.1
+    given = {"compute": compute * 1e8, "wait": wait * 1e8, "duration_ns": (compute + wait) * 1e8}
+    if tokens is not None:
+        given["tokens"] = np.broadcast_to(np.asarray(tokens, float)[:, None], compute.shape)
+    timings = from_matrices(given, stages=np.arange(ranks) // 4)
+    return replace(timings, nodes=np.array([node_of(rank) for rank in range(ranks)]))
+
+
+def four_stages(seed=3):
+    return np.random.default_rng(seed).lognormal(0, 0.02, (240, 16)) * np.repeat([1.3, 1.0, 1.0, 1.2], 4)
+
+
+def test_a_node_that_holds_a_whole_stage_is_named_where_steps_stayed_the_same_work():
+    compute = four_stages()
+    compute[120:, 8:12] *= 1.3
+    (finding,) = find(staged(compute, tokens=np.full(240, 4096)))
+    assert (finding.subject_type, finding.subject) == ("node", "n2")
+    assert finding.evidence["ranks"] == [8, 9, 10, 11]
+    assert 110 <= finding.evidence["first_step"] <= 130
+    found = find(staged(compute, tokens=np.full(240, 4096), node_of=lambda rank: f"n{rank % 4}"))
+    assert "node" not in {f.subject_type for f in findings(found)}
+
+
+def test_a_stage_that_longer_steps_cost_more_accuses_no_node():
+    compute = four_stages()
+    compute[120:] *= 2
+    compute[120:, 8:12] *= 1.3
+    for tokens in (None, np.where(np.arange(240) < 120, 4096, 8192)):
+        assert "node" not in {f.subject_type for f in findings(find(staged(compute, tokens=tokens)))}
+
+
+def test_a_doubtful_rank_does_not_hide_that_the_whole_job_became_slower():
+    compute = np.random.default_rng(4).lognormal(0, 0.01, (4, 240))
+    compute[:, 120:] *= 1.3
+    compute[3, 120:] *= 1.15
+    timings = replace(records(compute), stages=np.arange(4))
+    assert "job" in {f.subject_type for f in findings(find(timings))}
 
 
 def test_where_compute_is_not_known_the_cause_is_not_known_either():

@@ -33,6 +33,13 @@ def test_lengths_that_vary_from_step_to_step_are_no_change():
         assert since(4096 * np.random.default_rng(seed).lognormal(0, 0.3, (200, 4))) == 0
 
 
+def test_two_lengths_that_take_turns_are_no_change():
+    for seed in range(20):
+        long = np.random.default_rng(seed).random(200) < 0.3
+        counts = np.where(long, 8192.0, 4096.0)[:, None].repeat(4, axis=1)
+        assert since(counts) == 0
+
+
 def test_fewer_tokens_of_one_rank_and_counts_that_are_missing_are_no_change():
     counts = np.full((200, 4), 4096.0)
     counts[100:, 1] /= 2

@@ -7,7 +7,14 @@ import pytest
 
 from pulsetrain.analytics.slowness.cohort import Excess
 from pulsetrain.analytics.slowness.straggler_config import StragglerConfig
-from pulsetrain.analytics.slowness.suspects import Suspect, find_suspects, quiet_floor, strongest, table_of
+from pulsetrain.analytics.slowness.suspects import (
+    Suspect,
+    find_suspects,
+    hidden_by_noise,
+    quiet_floor,
+    strongest,
+    table_of,
+)
 from tests.analytics.fleet import fleet, timings
 
 JOB = timings(fleet(ranks=8, per_node=2))
@@ -74,6 +81,15 @@ def test_on_a_noisy_host_one_rank_needs_more_than_a_node_and_a_short_window_neve
     both = [0.5 if rank in (2, 3) else 0.0 for rank in range(8)]
     assert named(table(both, error=0.1, noisy=True, gap=gap)) == [("node", "n1")]
     assert named(table(one(2.0), noisy=True, gap=gap, steps=10)) == []
+
+
+def test_where_steps_scatter_the_rank_that_stands_out_most_is_told_also_above_its_floor():
+    excess = [0.3 if rank == 2 else 0.1 if rank == 7 else 0.0 for rank in range(8)]
+    gap = np.full(8, 0.1)
+    windows = [table(excess, noisy=True, gap=gap, steps=10), table(one(0.08, at=5), noisy=True, gap=gap)]
+    assert named(windows[0]) == []
+    assert "rank 2 computes 35% longer" in hidden_by_noise(windows, SIGMAS)
+    assert hidden_by_noise([table(excess)], SIGMAS) == ""
 
 
 def test_a_short_window_needs_a_plain_slowdown():

@@ -180,6 +180,10 @@ def test_what_waits_for_storage_gives_way_last(fd):
     for step in range(1, 3 * MAX_SLOTS):
         write(writer, step)
     assert reader.find(0, 0)
+    for step in range(20, 20 + MAX_SLOTS - 1):
+        write(writer, step, pinned=True)
+    assert write(writer, 99) is None  # nothing is written to storage yet: these are what all ranks have
+    assert reader.find(0, 0)
     assert not reader.begin_persisting(dataclasses.replace(reader.find(0, 0), seq=0))
 
 

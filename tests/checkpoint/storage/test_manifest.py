@@ -162,6 +162,14 @@ def test_a_job_that_began_anew_keeps_what_it_commits_and_what_an_earlier_attempt
     assert [m.order for m in checkpoints.committed()] == [(1, 1100), (1, 1000)]
 
 
+def test_the_step_that_was_just_committed_stays_also_where_its_attempt_has_an_older_number(checkpoints):
+    for step in (900, 1000):
+        commit(checkpoints, step, attempt=3)
+    commit(checkpoints, 100, attempt=0)
+    assert checkpoints.retain(last=2, every=0, spare=100) == []
+    assert checkpoints.retain(last=2, every=0) == [100]
+
+
 def test_a_step_that_a_newer_attempt_has_only_begun_to_write_still_counts_for_the_older_one(checkpoints):
     commit(checkpoints, 100, attempt=1)
     commit(checkpoints, 200, attempt=0)

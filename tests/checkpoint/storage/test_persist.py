@@ -170,6 +170,29 @@ def test_steps_that_are_not_committed_leave_no_files(cluster, tmp_path):
     assert Checkpoints(open_storage(str(tmp_path)), "j").steps() == []
 
 
+def test_a_durable_save_that_rank_0_gives_up_does_not_keep_its_slot_for_ever(cluster, tmp_path):
+    c = cluster(2, storage=str(tmp_path), persist_every=0, commit_timeout_s=0.05)
+    assert save(c.fds[1], 1, 7, world=2, durable=True)  # rank 0 has lost it
+    assert pinned(c.fds[1]) == [7]
+    events = []
+    wait_until(lambda: events.extend(c.events("n1")) or not pinned(c.fds[1]))
+    wait_until(lambda: events.extend(c.events("n1")) or "persist_failed" in [k for k, _ in events])
+    assert "rank 0" in dict(events)["persist_failed"]["error"]
+
+
+def test_steps_that_were_removed_are_not_offered_any_more(cluster, tmp_path):
+    c = cluster(2, storage=str(tmp_path), persist_every=10)
+    c.save(10)
+    wait_until(lambda: c.holds("n0", 0, 10, "storage"))
+    fewer = cluster(1, storage=str(tmp_path), persist_every=10, keep_last=2)
+    wait_until(lambda: fewer.holds("n0", 1, 10, "storage"))
+    for step in (20, 30, 40):
+        fewer.save(step, attempt=1)
+        wait_until(lambda step=step: fewer.holds("n0", 0, step, "storage"))
+    wait_until(lambda: not fewer.holds("n0", 1, 10, "storage"))
+    assert fewer.holds("n0", 0, 30, "storage")
+
+
 def test_storage_that_cannot_be_read_at_first_is_read_again(cluster, tmp_path, monkeypatch):
     cluster(1, storage=str(tmp_path), persist_every=1).save(1)
     wait_until(lambda: list(tmp_path.rglob("manifest.json")))

@@ -127,6 +127,12 @@ def test_a_busy_job_of_lower_rank_is_waited_for_before_a_premium_one_stops():
     assert rows(decide({"n": 1}, [replace(busy, busy=False), premium], EAGER)) == [("preempt", "b", {})]
 
 
+def test_a_job_that_is_stopped_for_one_machine_frees_the_others_too():
+    low = job("b", "basic", 2, placed={"m": 1, "n": 1}, order=1)
+    other = job("s", "standard", 1, placed={"n": 1}, promised=True)
+    assert rows(decide({"m": 0, "n": 1}, [low, other], EAGER)) == [("preempt", "b", {})]
+
+
 def in_use(jobs):
     used = Counter()
     for each in jobs:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pulsetrain.core.errors import UsageError
 from pulsetrain.records.batch import decode
 from pulsetrain.records.columns import Columns
+from pulsetrain.stream.spool import queue
 from pulsetrain.stream.spool.queue import Spool, SpoolConfig
 from tests.stream.rows import columns
 
@@ -178,6 +179,25 @@ def test_a_passing_read_error_costs_no_rows(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert spool.pending() == whole
     assert not spool.dropped
+
+
+def test_an_entry_that_can_never_be_read_is_given_up_after_a_while(tmp_path, monkeypatch):
+    spool = Spool(tmp_path, config=SpoolConfig(segment_bytes=1))
+    for rows in (3, 1):
+        spool.append(columns("metrics", rows))
+    whole, real = spool.pending(), Path.open
+
+    def bad_sector(path, *given):
+        if path.stem == f"{whole[0].segment:012d}":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path, *given)
+
+    monkeypatch.setattr(Path, "open", bad_sector)
+    with pytest.raises(OSError, match="Input/output error"):
+        spool.pending()
+    monkeypatch.setattr(queue, "UNREADABLE_S", 0.0)
+    assert spool.pending() == whole[1:]
+    assert spool.dropped == {"corrupt": 3}
 
 
 def test_a_segment_that_is_gone_is_counted_and_blocks_nothing(tmp_path):

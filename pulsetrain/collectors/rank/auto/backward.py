@@ -140,9 +140,10 @@ def watched_scale(original: Callable[..., Any], auto: Auto, losses: Losses) -> C
 
     @functools.wraps(original)
     @untraced.wrapper
-    def scale(scaler: object, outputs: object, *args: Any, **kwargs: Any) -> Any:
-        result = original(scaler, outputs, *args, **kwargs)
-        if not torch.compiler.is_compiling():
+    def scale(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        outputs = args[1] if len(args) > 1 else kwargs.get("outputs")
+        if outputs is not None and not torch.compiler.is_compiling():
             scaled(result, outputs)
         return result
 

@@ -258,6 +258,19 @@ def test_the_scale_of_a_scaler_with_its_own_is_undone(watched, auto, model, opti
     assert [loss for _, _, loss in steps(watched, auto)] == printed
 
 
+class OddScaler(OwnScaler):
+    """Its `scale` has a signature of its own."""
+
+    def scale(self, *, loss=None):
+        return None if loss is None else loss * self.factor
+
+
+def test_a_scale_with_a_signature_of_its_own_is_called_as_the_script_calls_it(auto):
+    scaler = OddScaler(4.0)
+    assert scaler.scale() is None
+    assert float(scaler.scale(loss=torch.ones(()))) == 4.0
+
+
 def test_the_sharded_scaler_of_fsdp_is_watched(auto):
     sharded = pytest.importorskip("torch.distributed.fsdp.sharded_grad_scaler").ShardedGradScaler
     before = sharded.scale
