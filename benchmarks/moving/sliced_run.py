@@ -56,7 +56,7 @@ class SlicedRun:
 
     def step(self) -> int:
         """The newest step that every rank has completed."""
-        return min(rank.status(time.time_ns()).last_step for rank in self.ranks.all)
+        return min(rank.status().last_step for rank in self.ranks.all)
 
     def wait_for_step(self, step: int, timeout_s: float = 120.0) -> None:
         """Wait until every rank has completed it."""

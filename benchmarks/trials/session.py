@@ -138,7 +138,7 @@ class Session:
     def view(self) -> watch.JobView:
         """Return what the hub would know now."""
         now_ns = time.time_ns()
-        statuses = tuple(r.status(now_ns) for r in self.ranks)
+        statuses = tuple(r.status() for r in self.ranks)
         self.last_step = max((s.last_step for s in statuses), default=-1)
         now_s = time.monotonic()
         if self.last_step >= 0 and (not self._step_times or self.last_step > self._step_times[-1][0]):

@@ -15,6 +15,7 @@ from pulsetrain.cli.options import HubOptions, hub_options, json_option
 from pulsetrain.cli.root import print_json, pulsetrain
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.progress import progress
+from pulsetrain.terminal.printable import printable, printable_text
 
 if TYPE_CHECKING:
     from pulsetrain.analytics.hangs.hang import HangAnswer
@@ -62,8 +63,8 @@ def _told(answer: HangAnswer, lags: Sequence[Lag], *, as_json: bool) -> int:
     if as_json:
         print_json({**answer, "communicators": lags})
     else:
-        for line in [*sentences(answer), *(f"  {lag['sentence']}" for lag in lags)]:
-            click.echo(line)
+        for line in [*sentences(answer), *(f"  {printable(lag['sentence'])}" for lag in lags)]:
+            click.echo(printable_text(line))
     return int(answer["verdict"] in AT_FAULT)
 
 
@@ -103,7 +104,7 @@ def _of_job(job: str, hub: HubOptions, *, as_json: bool) -> int:
     if as_json:
         print_json(answer)
     else:
-        click.echo(answer["sentence"])
+        click.echo(printable(answer["sentence"]))
         if answer["culprits"]:
             at_fault = ", ".join(str(rank) for rank in answer["culprits"])
             click.echo(

@@ -9,6 +9,7 @@ import click
 from pulsetrain.cli.options import json_option
 from pulsetrain.cli.root import print_json, print_table, pulsetrain
 from pulsetrain.core.progress import progress
+from pulsetrain.terminal.printable import printable, printable_text
 
 SOURCES = ("stdout", "stderr", "kmsg")
 
@@ -54,7 +55,9 @@ def logs(folder: Path, as_json: bool) -> None:
     rows = [{**f, **f["blame"]["shares"], "why": ", ".join(f["blame"]["reasons"])} for f in answer["files"]]
     print_table(rows, ("file", "lines", "infrastructure", "framework", "user", "why"), "No file.")
     for finding in answer["findings"]:
-        click.echo(f"{finding['severity']}: {finding['summary']} (confidence {finding['confidence']:.2f})")
+        click.echo(
+            f"{finding['severity']}: {printable(finding['summary'])} (confidence {finding['confidence']:.2f})"
+        )
 
 
 @pulsetrain.group()
@@ -126,7 +129,7 @@ def kmsg(file: Path, node: str, policies: Path | None, check: bool, as_json: boo
         print_json(report.rows(answer))
     else:
         for line in report.lines(answer, everything=True):
-            click.echo(line)
+            click.echo(printable_text(line))
     return report.exit_status(answer) if check else 0
 
 
@@ -150,4 +153,4 @@ def failslow(file: Path, as_json: bool) -> None:
         print_json(report.rows(answer))
         return
     for line in report.lines(answer, everything=True):
-        click.echo(line)
+        click.echo(printable_text(line))

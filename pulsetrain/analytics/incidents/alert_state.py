@@ -115,7 +115,8 @@ class Alert:
     """One problem of one subject, however often it was reported.
 
     `count` is how often it came or came back. `finding_ns` is the time of the newest finding. `notified` is
-    what people were told last: nothing, that it fires, or that it is resolved.
+    what people were told last: nothing, that it fires, or that it is resolved. `acknowledged_severity` is
+    what it had when somebody acknowledged it.
     """
 
     id: str
@@ -135,6 +136,7 @@ class Alert:
     count: int = 1
     acknowledged_by: str = ""
     acknowledged_ns: int = 0
+    acknowledged_severity: str = ""
     note: str = ""
     notified: Literal["", "firing", "resolved"] = ""
     notified_ns: int = 0

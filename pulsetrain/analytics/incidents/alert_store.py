@@ -20,6 +20,7 @@ from pulsetrain.core.json import JsonObject
 
 log = structlog.get_logger()
 
+MOST_WAITED_FOR = 5  # failures of one notification, while later ones of its group wait for it
 _DAMAGE = (sqlite3.DatabaseError, ValueError, TypeError, AttributeError)  # of the file, or of a row in it
 _TABLES = """
 CREATE TABLE IF NOT EXISTS alerts (id TEXT PRIMARY KEY, body TEXT NOT NULL);
@@ -113,7 +114,8 @@ class AlertStore:
     def pending(self, now_ns: int) -> list[Notification]:
         """Return the notifications to deliver now. Those that failed least often come first, then the oldest.
 
-        Of one channel and group only the oldest is offered, so that an end does not overtake its begin.
+        Of one channel and group only the oldest is offered, so that an end does not overtake its begin. One
+        that failed `MOST_WAITED_FOR` times while its channel took others lets later ones pass.
         """
         paused = self._db.execute("SELECT channel FROM pauses WHERE next_ns > ?", (now_ns,))
         seen: set[tuple[str, Group]] = set()
@@ -126,7 +128,8 @@ class AlertStore:
             found = _notification(number, channel, body, attempts)
             if (channel, found.group) not in seen and next_ns <= now_ns:
                 due.append(found)
-            seen.add((channel, found.group))
+            if attempts < MOST_WAITED_FOR or self.failures(channel):
+                seen.add((channel, found.group))
         return sorted(due, key=lambda notification: (notification.attempts, notification.id))
 
     def failures(self, channel: str) -> int:

@@ -121,7 +121,13 @@ class AlertBook:
             if not known.active:
                 allowed = ", ".join(sorted(state.ACTIVE))
                 raise UsageError(f"alert {known.id} is {known.state}; allowed: {allowed}")
-            changed = dataclasses.replace(known, acknowledged_by=actor, acknowledged_ns=now_ns, note=note)
+            changed = dataclasses.replace(
+                known,
+                acknowledged_by=actor,
+                acknowledged_ns=now_ns,
+                acknowledged_severity=known.severity,
+                note=note,
+            )
             self._tracker.update(changed, now_ns, "acknowledged", actor, note)
             return changed.row()
 

@@ -9,6 +9,7 @@ from typing import Literal
 from pulsetrain.analytics.incidents.alert_state import SECOND_NS, SEVERITY_ORDER, Alert, AlertConfig, AlertRow
 
 MAX_RETRY_S = 600.0
+MOST_DOUBLED = 30  # no wait is doubled more often
 Group = tuple[str, str]  # job and kind: alerts of one group are sent together
 Status = Literal["firing", "resolved"]
 
@@ -55,7 +56,7 @@ def due(group: Iterable[Alert], muted: Collection[str], now_ns: int, config: Ale
     """Return the alerts of one group to send now, empty where it is too early or there is nothing new.
 
     Muted alerts are left out. An acknowledged alert is sent again only where it has become
-    worse. The end of an alert is sent only where its begin was.
+    worse. The end of an alert is sent only where its begin was, or could not be before the alert was over.
     """
     alerts = list(group)
     fresh = [a for a in alerts if a.id not in muted and _has_news(a)]
@@ -77,9 +78,10 @@ def _has_news(alert: Alert) -> bool:
 
 
 def _got_worse(alert: Alert) -> bool:
-    """Whether people were told of a milder alert. Who acknowledged that one does not know of this one."""
-    told = SEVERITY_ORDER.get(alert.notified_severity)
-    return alert.notified == "firing" and told is not None and SEVERITY_ORDER[alert.severity] > told
+    """Whether a milder alert was acknowledged. Who did that does not know of this one."""
+    known = SEVERITY_ORDER.get(alert.acknowledged_severity or alert.notified_severity)
+    told = SEVERITY_ORDER.get(alert.notified_severity, -1) if alert.notified == "firing" else -1
+    return known is not None and SEVERITY_ORDER[alert.severity] > max(known, told)
 
 
 def _must_repeat(alert: Alert, now_ns: int, config: AlertConfig) -> bool:
@@ -100,10 +102,10 @@ def notified(alert: Alert, now_ns: int) -> Alert:
 def retry_wait_s(attempts: int, config: AlertConfig) -> float:
     """Return how long to wait after a failed delivery, in seconds. `attempts` counts those before it.
 
-    >>> [retry_wait_s(n, AlertConfig(retry_s=5)) for n in (0, 1, 2, 20)]
-    [5.0, 10.0, 20.0, 600.0]
+    >>> [retry_wait_s(n, AlertConfig(retry_s=5)) for n in (0, 1, 2, 20, 5000)]
+    [5.0, 10.0, 20.0, 600.0, 600.0]
     """
-    return min(config.retry_s * 2.0**attempts, MAX_RETRY_S)
+    return min(config.retry_s * 2.0 ** min(attempts, MOST_DOUBLED), MAX_RETRY_S)
 
 
 def rows(alerts: Sequence[Alert]) -> list[AlertRow]:

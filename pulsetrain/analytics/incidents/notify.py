@@ -21,19 +21,27 @@ import structlog
 from pulsetrain.analytics.incidents.alert_state import AlertRow
 from pulsetrain.analytics.incidents.alerts import AlertBook
 from pulsetrain.analytics.incidents.notifications import Notification
-from pulsetrain.core.errors import ConfigError, Unavailable
+from pulsetrain.core.errors import ConfigError, PulsetrainError, Unavailable
 from pulsetrain.core.json import JsonObject
 
 log = structlog.get_logger()
 
+_AWAY = (401, 403, 404, 408, 429)  # answers to any notification: a wrong token, a wrong address, too many
 _SECRET = 4  # characters of a part of an address that is looked for in an answer
+
+
+class _Refused(PulsetrainError):
+    """The other side answers, and does not want this notification."""
 
 
 class Channel(Protocol):
     """Something that takes notifications."""
 
     def send(self, notification: Notification) -> None:
-        """Send a notification. Return when the other side has confirmed it, else raise `Unavailable`."""
+        """Send a notification. Return when the other side has confirmed it.
+
+        Raises `Unavailable` where it may take others no more than this one.
+        """
         ...
 
 
@@ -102,6 +110,9 @@ def deliver(book: AlertBook, known: Mapping[str, Channel], now_ns: int) -> int:
             unavailable.add(notification.channel)
             log.warning("notification_failed", channel=notification.channel, error=str(error))
             book.failed(notification.id, now_ns)
+        except _Refused as error:
+            log.warning("notification_refused", channel=notification.channel, error=str(error))
+            book.failed(notification.id, now_ns, away=False)
         except Exception as error:  # noqa: BLE001 - what one channel cannot send must not stop the others
             # Its text may hold an address or a password.
             log.warning("notification_broken", channel=notification.channel, error=type(error).__name__)
@@ -176,7 +187,10 @@ class _HttpChannel:
             raise Unavailable(f"{origin(url)}: {type(error).__name__}{why}") from None
         if response.status_code >= 300:
             said = _without_secrets(response.text, url, self._config.token)
-            raise Unavailable(f"{origin(url)}: status {response.status_code}{said}")
+            text = f"{origin(url)}: status {response.status_code}{said}"
+            if response.status_code in _AWAY or response.status_code >= 500:
+                raise Unavailable(text)
+            raise _Refused(text)
 
 
 class Webhook(_HttpChannel):

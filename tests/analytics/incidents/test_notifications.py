@@ -60,6 +60,12 @@ def test_an_acknowledged_alert_is_sent_again_where_it_got_worse(before, now, is_
     assert sent(notified(known, T0 + 60 * S), at=T0 + 5000 * S) == []
 
 
+@pytest.mark.parametrize(("before", "is_sent"), [("warning", True), ("critical", False)])
+def test_who_acknowledged_an_alert_before_anybody_was_told_hears_that_it_got_worse(before, is_sent):
+    known = alert(severity="critical", acknowledged_by="ann", acknowledged_severity=before)
+    assert bool(sent(known, at=T0 + 60 * S)) is is_sent
+
+
 @pytest.mark.parametrize(
     ("state", "kind", "is_sent"), [("pending", "hang", False), ("no_data", "no_data", True)]
 )

@@ -285,19 +285,50 @@ def test_a_dead_channel_is_tried_once_for_all_its_notifications(tmp_path):
     assert [b - a for a, b in pairwise(tries)] == [5, 10, 20, 40]
 
 
-def test_a_notification_that_its_channel_refuses_does_not_hold_those_of_others(tmp_path):
+def test_a_notification_that_a_server_refuses_holds_no_other_up(tmp_path):
+    with server(400) as (url, posted, statuses):
+        known = channels({"hook": {"kind": "webhook", "url": url}})
+        alerts = book(tmp_path, "hook")
+        alerts.observe([finding()], T0)
+        for second in range(2, 400):
+            deliver(alerts, known, T0 + second * S)
+        refused = len(posted)
+        assert refused > 5
+        statuses[0] = 200
+        alerts.observe([finding(kind="crash", at=T0 + 400 * S)], T0 + 400 * S)
+        assert deliver(alerts, known, T0 + 402 * S) == 1
+        assert posted[-1][2]["group"]["kind"] == "crash"
+
+
+def test_what_can_never_be_sent_lets_later_ones_of_its_kind_pass_after_some_tries(tmp_path):
     class Picky(Fake):
         def send(self, notification):
-            if notification.group[1] == "hang":
-                raise Unavailable("status 400")
+            if len(notification.alerts) > 1:
+                raise ValueError("too large")
             super().send(notification)
 
     picky = Picky()
     alerts = book(tmp_path, "c")
-    alerts.observe([finding(kind="hang"), finding(kind="crash")], T0)
-    for second in range(2, 12):
+    alerts.observe([finding(subject=str(rank)) for rank in range(3)], T0)
+    deliver(alerts, {"c": picky}, T0 + 2 * S)
+    alerts.observe([finding(subject="7", at=T0 + 70 * S)], T0 + 70 * S)
+    for second in range(70, 400):
         deliver(alerts, {"c": picky}, T0 + second * S)
-    assert [notification.group[1] for notification in picky.taken] == ["crash"]
+    assert {notification.alerts[0]["subject"] for notification in picky.taken} == {"7"}
+
+
+def test_a_channel_that_is_dead_for_weeks_holds_nobody_up(tmp_path):
+    alive = Fake()
+    alerts = book(tmp_path, "dead", "alive")
+    alerts.observe([finding()], T0)
+    known = {"dead": Fake(refuses=10**6), "alive": alive}
+    at = T0
+    for _ in range(1100):
+        at += 601 * S
+        deliver(alerts, known, at)
+    alerts.observe([finding(kind="crash", at=at)], at)
+    assert deliver(alerts, known, at + 2 * S) >= 1
+    assert any(notification.group[1] == "crash" for notification in alive.taken)
 
 
 @pytest.mark.parametrize(
