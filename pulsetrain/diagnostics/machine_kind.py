@@ -19,9 +19,26 @@ def describe(gpus: Sequence[str] = (), *, proc: Path = Path("/proc"), cores: int
     return ", ".join(part for part in parts if part)
 
 
-def _processor(proc: Path) -> str:
+def features(*, proc: Path = Path("/proc")) -> str:
+    """What decides how a processor rounds, beside its name: what it can do, and on ARM which one it is.
+
+    One name covers several processors of a cloud, and ARM has none. "" where it is not known.
+
+    >>> features(proc=Path("/nowhere"))
+    ''
+    """
+    wanted = ("flags", "Features", "CPU implementer", "CPU architecture", "CPU variant", "CPU part")
+    found = {line for line in _lines(proc) if line.partition(":")[0].strip() in wanted}
+    return "; ".join(sorted(" ".join(line.split()) for line in found))
+
+
+def _lines(proc: Path) -> list[str]:
     try:
-        lines = (proc / "cpuinfo").read_text(errors="replace").splitlines()
+        return (proc / "cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+        return []
+
+
+def _processor(proc: Path) -> str:
+    names = (line.partition(":")[2].strip() for line in _lines(proc) if line.startswith("model name"))
+    return next(names, "")

@@ -161,7 +161,8 @@ class _StepCheck:
 
         self._device, self._rank, self._size = device, dist.get_rank(), dist.get_world_size()
         gpus = [torch.cuda.get_device_name(device)] if device.type == "cuda" else []
-        kind = zlib.crc32(f"{machine_kind.describe(gpus)} {torch.__version__}".encode())
+        machine = f"{machine_kind.describe(gpus)} {machine_kind.features()}"
+        kind = zlib.crc32(f"{machine} {torch.backends.cpu.get_cpu_capability()} {torch.__version__}".encode())
         self._alike = len({row[0] for row in self._gathered([kind])}) == 1 and self._size < EXACT_RANKS
 
     def take(self, step: int, loss: torch.Tensor, parameters: Sequence[torch.Tensor], *, over: bool) -> bool:

@@ -49,7 +49,10 @@ async def at_a_stop(job: JobState) -> dict[str, str]:
     bits_per_s = job.services.policy.link_check_mbit * BITS_PER_MBIT
     options = LinkOptions(limit_s=LIMIT_S, bits_per_s=bits_per_s)
     report = await measure(job, nodes, options, "controller", suspicions)
-    job.links.checked()
+    if report.verdict.state == "inconclusive":
+        job.links.undecided()
+    else:
+        job.links.checked()
     return _to_go(job, report, concerned(suspicions, [n.name for n in nodes]))
 
 

@@ -32,6 +32,7 @@ ALERTS = frozenset(
 SWITCH_FAULT = "switch_fault"
 SECOND_WITHIN_S = 300.0
 KEPT_S = 3600.0
+MOST_UNDECIDED = 2  # rounds that tell nothing, which cost their time at each stop
 """after which a suspicion that nobody could check is given up"""
 
 _Key = tuple[str, str, str]
@@ -66,6 +67,7 @@ class LinkSuspicions:
         self._present: dict[_Key, float] = {}
         self._checked: set[_Key] = set()
         self._alerts: dict[str, deque[float]] = {}
+        self._undecided = 0
 
     def take(
         self, findings: Iterable[Observation], world: Sequence[WorldNode], now_s: float
@@ -90,6 +92,13 @@ class LinkSuspicions:
         """Rounds have looked into all of them. One whose finding goes on suspects nothing anew."""
         self._checked |= self._open.keys() | self._present.keys()
         self._open.clear()
+        self._undecided = 0
+
+    def undecided(self) -> None:
+        """Rounds could not tell. The suspicions stay for the next stop, `MOST_UNDECIDED` times at most."""
+        self._undecided += 1
+        if self._undecided >= MOST_UNDECIDED:
+            self.checked()
 
     def _begin(self, key: _Key, finding: Observation, world: Sequence[WorldNode], now_s: float) -> Suspicion:
         suspicion = Suspicion(

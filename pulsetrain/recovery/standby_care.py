@@ -150,6 +150,7 @@ async def check_before_promotion(job: JobState) -> Set[str]:
         return set()
     level = replace(LEVELS[LIGHT], limit_s=min(limit_s, LEVELS[LIGHT].limit_s))
     report = await checks.beside_others(nodes, job.services.policy, job.next_id, level)
+    never: set[str] = set()
     if report.passed:
         never = {n.name for n in late} - report.passed - report.failed.keys() - report.unreached.keys()
         report = replace(report, failed={**report.failed, **dict.fromkeys(never, NEVER_PASSED)})
@@ -159,7 +160,9 @@ async def check_before_promotion(job: JobState) -> Set[str]:
         if node.name in report.unreached:
             node.checked_s = float("-inf")
         elif node.name in report.failed:
-            _hold_back(job, node, report.failed[node.name])
+            # One that was only too late for this check has not failed: it may try again in a moment.
+            probation_s = 0.0 if node.name in never else None
+            _hold_back(job, node, report.failed[node.name], probation_s=probation_s)
     names = {node.name for node in beside}
     job.members.failed |= {name: why for name, why in report.failed.items() if name in names}
     return report.unreached.keys()
@@ -202,11 +205,14 @@ def cordon_reason(node: Node, reason: str) -> str:
     return f"{PROBATION}{reason}" if node.cordon.startswith(PROBATION) else reason
 
 
-def _hold_back(job: JobState, node: Node, reason: str) -> None:
-    """A standby failed the light check. It is not promoted until it was well for a while and passes one."""
+def _hold_back(job: JobState, node: Node, reason: str, *, probation_s: float | None = None) -> None:
+    """A standby failed the light check. It is not promoted until it was well for a while and passes one.
+
+    `probation_s` is how long. None: for as long as the policy says.
+    """
     node.cordon = cordon_reason(node, f"light check: {reason}")
     node.clean_since_s = job.services.clock.monotonic_s()
-    node.probation_s = job.services.policy.probation_s
+    node.probation_s = job.services.policy.probation_s if probation_s is None else probation_s
     node.passed_s = float("-inf")
     job.remember(node)
     job.write("cordon", {"reason": node.cordon, "response": "cordon"}, node=node.name)

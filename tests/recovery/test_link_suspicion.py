@@ -32,6 +32,16 @@ def test_a_slow_group_suspects_the_links_of_its_nodes_at_once_and_once():
     assert len(links.open()) == 1
 
 
+def test_rounds_that_tell_nothing_leave_the_suspicion_for_one_more_stop():
+    links = LinkSuspicions()
+    links.take([slow_link("a", "b")], WORLD, 0.0)
+    links.undecided()
+    assert nodes(links.open()) == [("a", "b")]
+    links.undecided()
+    assert links.open() == []
+    assert links.take([slow_link("a", "b")], WORLD, 1.0) == []
+
+
 @pytest.mark.parametrize(
     ("finding", "expected"),
     [
