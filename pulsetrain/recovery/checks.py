@@ -157,7 +157,26 @@ async def _self_checks(
             failed[node.name] = f"self-check: {reply.error}"
         elif not reply.data.get("ok", False):
             failed[node.name] = f"self-check failed: {', '.join(reply.data.get('failed', []))}"
-    return failed, unreached, {n.name: dict(r.data) for n, r in zip(nodes, replies, strict=True)}
+    reports = {n.name: dict(r.data) for n, r in zip(nodes, replies, strict=True)}
+    return _without_cuda(nodes, reports) | failed, unreached, reports
+
+
+def _without_cuda(nodes: Sequence[Node], reports: Mapping[str, JsonObject]) -> dict[str, str]:
+    """Nodes that have GPUs and were checked without them, where another node's GPUs can be used.
+
+    Such a node passes all checks on its processors, and the next attempt fails on it. Where no node can use
+    its GPUs, the job may not want them.
+    """
+    gpus = {n.name: n.hello.gpu_count for n in nodes if n.hello.gpu_count > 0 and reports[n.name].get("ok")}
+    device = {name: str(reports[name].get("device", "")) for name in gpus}
+    others = sorted(name for name in gpus if device[name] == "cuda")
+    if not others:
+        return {}
+    return {
+        name: f"self-check: none of its {gpus[name]} GPUs can be used, and those of {others[0]} can"
+        for name in gpus
+        if device[name] == "cpu"
+    }
 
 
 async def _self_check(node: Node, policy: Policy, ids: Ids, level: Level | None) -> Reply:

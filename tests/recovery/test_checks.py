@@ -57,6 +57,32 @@ def test_a_node_that_fails_or_does_not_answer_its_self_check_is_named_with_the_r
     assert set(report.reports) == {"a", "b", "c"}
 
 
+class WithGpus(FakeNode):
+    """It has so many GPUs and is checked on `device`."""
+
+    def __init__(self, name, device, gpu_count=8, **more):
+        super().__init__(name, **more)
+        self.device, self.hello = device, dataclasses.replace(self.hello, gpu_count=gpu_count)
+
+    async def ask(self, command, timeout_s):
+        reply = await super().ask(command, timeout_s)
+        data = {**reply.data, "device": self.device} if isinstance(command, SelfCheck) else reply.data
+        return dataclasses.replace(reply, data=data)
+
+
+def test_a_node_whose_gpus_cannot_be_used_fails_where_those_of_others_can():
+    sick = WithGpus("b", "cpu")
+    report = check(WithGpus("a", "cuda"), sick, WithGpus("c", "cuda"), level=LIGHT)
+    why = "self-check: none of its 8 GPUs can be used, and those of a can"
+    assert report.failed == {"b": why}
+    assert not [c for c in sick.commands if isinstance(c, PairCheck)]
+
+
+@pytest.mark.parametrize(("one", "other", "gpu_count"), [("cpu", "cpu", 8), ("cuda", "cpu", 0)])
+def test_a_job_that_wants_no_gpus_and_a_node_without_some_are_checked_on_processors(one, other, gpu_count):
+    assert check(WithGpus("a", one), WithGpus("b", other, gpu_count)).failed == {}
+
+
 def test_what_is_inside_a_node_is_tested_where_the_level_is_full():
     nodes = [FakeNode("a"), FakeNode("b")]
     for level in (FULL, LIGHT, None):
