@@ -18,6 +18,7 @@ from pulsetrain.diagnostics.rounds import Group, GroupResult
 from pulsetrain.protocol.messages import HostStore, PairCheck, Reply, SelfCheck
 from pulsetrain.recovery.nodes import Node, was_reached
 from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.store_host import is_loopback
 
 Ids = Callable[[], int]
 
@@ -229,7 +230,8 @@ class _Rounds:
     ) -> None:
         self._nodes = {n.name: n for n in nodes}
         self._policy, self._ids, self._store_job, self._now_s = policy, ids, store_job, now_s
-        self._hosts = itertools.cycle(nodes)
+        outward = [node for node in nodes if not is_loopback(node.hello.address)]
+        self._hosts = itertools.cycle(outward or nodes)  # one beside the hub may say an address of its own
         self._setup_s = GPU_SETUP_S if any(map(_has_gpus, nodes)) else 0.0
         self._slowest_s: float | None = None
         self.failed: dict[str, str] = {}

@@ -18,6 +18,7 @@ from pulsetrain.recovery.link_checks import BITS_PER_MBIT, LinkOptions, LinkRepo
 from pulsetrain.recovery.link_suspicion import LinkOutcome, Suspicion, concerned
 from pulsetrain.recovery.nodes import Node
 from pulsetrain.recovery.state import JobState
+from pulsetrain.recovery.store_host import is_loopback
 from pulsetrain.recovery.transitions import TERMINAL, Phase
 
 LIMIT_S = 20.0
@@ -83,11 +84,15 @@ async def measure(
 
 
 def _nodes(job: JobState) -> list[Node]:
-    """Everybody who can be asked. Standbys are good to compare with."""
+    """Everybody who can be asked. Standbys are good to compare with.
+
+    One that says the address of loopback while others do not has no link that they can measure.
+    """
     failed = job.members.failed
-    return [
+    nodes = [
         n for n in (*job.members.active(), *job.members.reserves()) if n.connected and n.name not in failed
     ]
+    return [n for n in nodes if not is_loopback(n.hello.address)] or nodes
 
 
 def _why_not(job: JobState, nodes: Sequence[Node]) -> str:

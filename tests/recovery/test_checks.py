@@ -57,6 +57,15 @@ def test_a_node_that_fails_or_does_not_answer_its_self_check_is_named_with_the_r
     assert set(report.reports) == {"a", "b", "c"}
 
 
+def test_the_rounds_meet_at_a_node_that_others_can_reach():
+    nodes = [FakeNode(name) for name in "abc"]
+    nodes[0].hello = dataclasses.replace(nodes[0].hello, address="127.0.0.1")
+    check(*nodes, level=LIGHT)
+    hosts = [n.name for n in nodes if any(isinstance(c, HostStore) for c in n.commands)]
+    assert hosts
+    assert "a" not in hosts
+
+
 class WithGpus(FakeNode):
     """It has so many GPUs and is checked on `device`."""
 

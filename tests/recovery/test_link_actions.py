@@ -133,6 +133,20 @@ def test_a_node_that_nothing_suspected_is_told_and_not_evicted():
     run(scenario)
 
 
+def test_a_node_with_the_address_of_loopback_is_left_out():
+    async def scenario():
+        site = Fleet("", 3, Policy(evictions_per_hour=9))
+        for name in "abcd":
+            address = "127.0.0.1" if name == "b" else f"10.0.0.{ord(name)}"
+            site.agents[name] = site.join(name, address=address)
+        await trained(site, SLOW)
+        site.agents["a"].rank_exits(0, 1)
+        await site.settle()
+        assert [name for name in "abcd" if site.of(name, LinkSink)] == ["a", "c", "d"]
+
+    run(scenario)
+
+
 def test_good_links_evict_nobody_and_are_not_measured_again_for_the_same_reason():
     async def scenario():
         site = fleet()
