@@ -67,7 +67,7 @@ class Persister:
         self._lock = Lock()
         self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="pulsetrain-persist")
         self._read_at_s = self._told_s = -math.inf
-        self._waits_since: dict[tuple[int, int], float] = {}  # durable ones, by rank and generation
+        self._waits_since: dict[int, dict[int, float]] = {}  # durable ones, by rank and generation
         self._all = False  # also what is not due
         self._gather_s = config.gather_s
         self._uncommitted = 0  # ranks whose step is written, or about to be, and not committed
@@ -170,6 +170,10 @@ class Persister:
                 and not arena.taken(info)
                 and info.generation != self._busy.get(rank)
             ]
+            known = self._waits_since.get(rank, {})
+            self._waits_since[rank] = {
+                i.generation: known[i.generation] for i in waiting if i.generation in known
+            }
             waiting = [info for info in waiting if not self._expires(rank, arena, info)]
             if waiting:
                 self._persist_one(rank, arena, waiting)
@@ -184,7 +188,7 @@ class Persister:
         """
         if rank == 0 or not info.durable:
             return False
-        since_s = self._waits_since.setdefault((rank, info.generation), time.monotonic())
+        since_s = self._waits_since[rank].setdefault(info.generation, time.monotonic())
         newest = arena.newest
         is_past = newest is not None and newest.attempt > info.attempt
         waits_s = PAST_TIMEOUTS if is_past else MOST_TIMEOUTS
