@@ -21,6 +21,7 @@ from pulsetrain.recovery.pool.order import Change, fits, tied
 from pulsetrain.recovery.sharing import JobShare
 
 KEPT_ACTIONS = 20
+JUST_STARTED = "the hub has just started: agents of other jobs may still report"
 
 
 class PooledJob(Protocol):
@@ -106,9 +107,7 @@ class PoolDriver:
         self._count(present)
         if self._adopts():
             for name in present:
-                self._known[
-                    name
-                ].why_waits = "the hub has just started: agents of other jobs may still report"
+                self._known[name].why_waits = JUST_STARTED
             return
         if self._observe_only:
             self._say(self._decide(present), present)

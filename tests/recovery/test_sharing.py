@@ -30,6 +30,16 @@ class Held(Fleet):
         return self.controller.jobs["j"].sharing
 
 
+async def trains_on_two_nodes(nodes="abc"):
+    fleet = Held(nodes)
+    await fleet.settle(1.0)
+    fleet.share.give({"a": 1, "b": 1}, "a test", 5.0)
+    await fleet.settle(1.0)
+    for agent in fleet.agents.values():
+        agent.complete(5, peer_of=range(4))
+    return fleet
+
+
 def test_a_held_job_holds_nothing_and_wants_its_nodes():
     async def scenario():
         fleet = Held()
@@ -160,12 +170,7 @@ def test_ranks_go_on_to_save_for_a_share_that_comes_while_the_job_waits_to_grow(
 
 def test_ranks_go_on_to_save_for_a_pre_emption_that_follows_a_new_share():
     async def scenario():
-        fleet = Held()
-        await fleet.settle(1.0)
-        fleet.share.give({"a": 1, "b": 1}, "a test", 5.0)
-        await fleet.settle(1.0)
-        for agent in fleet.agents.values():
-            agent.complete(5, peer_of=range(4))
+        fleet = await trains_on_two_nodes()
         fleet.share.give({"a": 1, "c": 1}, "a test", 600.0)
         fleet.agents["a"].rank_exits(0, 1)  # the recovery takes the share up
         fleet.controller.move("j", person("preempt", wait_s=600.0))
@@ -275,12 +280,7 @@ def person(what, **changes):
 
 def test_a_job_that_a_person_resumes_waits_for_the_pool():
     async def scenario():
-        fleet = Held("ab")
-        await fleet.settle(1.0)
-        fleet.share.give({"a": 1, "b": 1}, "a test", 5.0)
-        await fleet.settle(1.0)
-        for agent in fleet.agents.values():
-            agent.complete(5, peer_of=range(4))
+        fleet = await trains_on_two_nodes("ab")
         stopped = fleet.controller.move("j", person("preempt", wait_s=0.0), dry_run=False)
         assert stopped["waits_for"] == ""
         for _ in range(3):
@@ -303,12 +303,7 @@ def test_a_job_that_a_person_resumes_waits_for_the_pool():
 
 def test_a_job_that_a_person_stops_keeps_its_devices_until_its_ranks_have_ended():
     async def scenario():
-        fleet = Held("ab")
-        await fleet.settle(1.0)
-        fleet.share.give({"a": 1, "b": 1}, "a test", 5.0)
-        await fleet.settle(1.0)
-        for agent in fleet.agents.values():
-            agent.complete(5, peer_of=range(4))
+        fleet = await trains_on_two_nodes("ab")
         assert not fleet.share.ending()
         fleet.agents["b"].mute = (Stop,)
         fleet.controller.move("j", person("preempt", wait_s=0.0))
@@ -321,16 +316,6 @@ def test_a_job_that_a_person_stops_keeps_its_devices_until_its_ranks_have_ended(
         assert fleet.share.ending() == {"b": 2}
 
     run(scenario)
-
-
-async def trains_on_two_nodes():
-    fleet = Held("abc")
-    await fleet.settle(1.0)
-    fleet.share.give({"a": 1, "b": 1}, "a test", 5.0)
-    await fleet.settle(1.0)
-    for agent in fleet.agents.values():
-        agent.complete(5, peer_of=range(4))
-    return fleet
 
 
 async def loses(fleet, name):

@@ -117,18 +117,17 @@ class AlertStore:
         Of one channel and group only the oldest is offered, so that an end does not overtake its begin. One
         that failed `MOST_WAITED_FOR` times while its channel took others lets later ones pass.
         """
-        paused = self._db.execute("SELECT channel FROM pauses WHERE next_ns > ?", (now_ns,))
+        paused = dict(self._db.execute("SELECT channel, next_ns FROM pauses"))  # those that failed last
         seen: set[tuple[str, Group]] = set()
-        held = {channel for (channel,) in paused}
         due = []
         entries = self._db.execute("SELECT id, channel, body, attempts, next_ns FROM outbox ORDER BY id")
         for number, channel, body, attempts, next_ns in entries:
-            if channel in held:
+            if paused.get(channel, 0) > now_ns:
                 continue
             found = _notification(number, channel, body, attempts)
             if (channel, found.group) not in seen and next_ns <= now_ns:
                 due.append(found)
-            if attempts < MOST_WAITED_FOR or self.failures(channel):
+            if attempts < MOST_WAITED_FOR or channel in paused:
                 seen.add((channel, found.group))
         return sorted(due, key=lambda notification: (notification.attempts, notification.id))
 

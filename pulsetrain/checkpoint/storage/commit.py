@@ -46,18 +46,17 @@ class Committer:
         """The newest attempt that had written anything when storage was read. -1: none. `NOT_READ` before."""
         return self._stored_attempt
 
-    def read_newest(self) -> bool:
-        """Look what storage holds. Returns whether that worked. A storage that refuses is an event."""
+    def read_newest(self) -> None:
+        """Look what storage holds. A storage that refuses is an event, and `stored_attempt` says so."""
         try:
             newest = self._checkpoints.committed(newest=LOOKED_AT)
             attempt = self._checkpoints.newest_attempt()
         except Exception as error:  # noqa: BLE001 - whatever a storage backend raises is an event
             self._events.event("storage_unreadable", {"error": str(error)})
-            return False
+            return
         for manifest in newest:
             self.remember(manifest)
         self._stored_attempt = attempt
-        return True
 
     def commit(self, info: SlotInfo) -> Manifest:
         """Write the manifest once every rank has written its receipt. Only rank 0's agent calls this.

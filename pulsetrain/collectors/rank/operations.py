@@ -150,9 +150,8 @@ class Group:
         self.enqueued = 0
         self.in_flight: dict[int, Operation] = {}
         self.batch: list[tuple[Operation, int]] | None = None
-        self._announced: dict[
-            int, int
-        ] = {}  # by thread: what the hook after the enqueue has not been told of
+        # By thread: the operation that the hook after the enqueue has not been told of.
+        self._announced: dict[int, int] = {}
         self._watchlist = watchlist
         self._name = name
         self._label = watchlist.state.ring.intern(name)
