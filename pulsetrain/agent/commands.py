@@ -22,7 +22,7 @@ from pulsetrain.agent.processes.rank import NodeIdentity, Rank
 from pulsetrain.agent.processes.ranks import Ranks
 from pulsetrain.agent.processes.replay_ranks import ReplayRanks
 from pulsetrain.agent.processes.zygote import Zygote
-from pulsetrain.agent.store_check import why_unreachable
+from pulsetrain.agent.store_check import CONNECT_S, why_unreachable
 from pulsetrain.agent.world_part import world_of
 from pulsetrain.collectors.machine import stacks
 from pulsetrain.collectors.machine.gpu_settings import SettingsKeeper
@@ -71,6 +71,8 @@ ALL_GATHER = "pulsetrain.diagnostics.all_gather:run"
 WORKER_TIMEOUT_S = 10.0
 SELF_CHECK_MARGIN_S = 20.0
 OWN_PORTS_S = 30.0
+STORE_SHARE = 0.75
+"""of the time of a group, for the store to be reached. TCP tries a second time after a second"""
 
 
 class Node(Protocol):
@@ -487,18 +489,25 @@ class Commands:
         return {"not_ready": "the process that checks are forked from is being started anew"}
 
     def _pair_check(self, check: PairCheck) -> JsonObject:
+        began_s = time.monotonic()
+        connect_s = min(CONNECT_S, STORE_SHARE * check.timeout_s)
+        unreachable = why_unreachable(check.store_address, check.store_port, connect_s)
+        if unreachable:
+            error = f"store not reached: {unreachable}"
+            return {"ok": False, "seconds": check.timeout_s, "error": error, "store_unreachable": True}
+        left_s = check.timeout_s - (time.monotonic() - began_s)
         kwargs: JsonObject = {
             "index": check.members.index(self._node.identity.node),
             "size": len(check.members),
             "store_address": check.store_address,
             "store_port": check.store_port,
             "prefix": check.prefix,
-            "timeout_s": check.timeout_s,
+            "timeout_s": left_s,
             "payload_bytes": check.payload_bytes,
             "reduce": check.reduce,
         }
         try:
-            return cast("JsonObject", self._node.zygote.call(ALL_GATHER, kwargs, check.timeout_s + 1.0))
+            return cast("JsonObject", self._node.zygote.call(ALL_GATHER, kwargs, left_s + 1.0))
         except PulsetrainError as error:
             return {"ok": False, "seconds": check.timeout_s, "error": str(error)}
 

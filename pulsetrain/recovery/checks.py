@@ -216,8 +216,9 @@ class _Rounds:
     """Rounds of all-gathers. The groups of a round run at the same time and meet at one rendezvous store.
 
     While no group has passed, each round has its store on another node: a node that nobody reaches would make
-    every group fail. `failed` maps nodes that could not host a store to the reason, `unreached` those that
-    lost their connection to what was asked of them.
+    every group fail. So it is after a round in which a member did not reach the store. `failed` maps nodes
+    that could not host a store to the reason, `unreached` those that lost their connection to what was asked
+    of them.
     """
 
     def __init__(
@@ -256,10 +257,9 @@ class _Rounds:
                 timeout_s=timeout_s,
                 payload_bytes=level.payload_bytes,
             )
-            check.take(
-                await asyncio.gather(*(self._gather(group, command, store.node, number) for group in groups))
-            )
-            if not check.any_passed:
+            results = await asyncio.gather(*(self._gather(g, command, store.node, number) for g in groups))
+            check.take(results)
+            if not check.any_passed or any(result.unreached for result in results):
                 store = await self._host_store(end_s)
 
     def _timeout_s(self, level: Level, left_s: float) -> float:
@@ -332,6 +332,7 @@ def _result(members: Group, replies: Sequence[Reply], store: str, number: int) -
         round=number,
         store=store,
         own_times_s={r.node: _own_times_s(r.data) for r in replies},
+        unreached=tuple(r.node for r in replies if r.data.get("store_unreachable")),
         gpus={r.node: str(r.data["gpu"]) for r in replies if r.data.get("gpu")},
     )
 

@@ -183,6 +183,40 @@ def test_a_broken_node_is_found_though_it_hosts_the_first_store():
     assert set(check(*nodes, level=LIGHT).failed) == {"a"}
 
 
+class BehindAPath(FakeNode):
+    """It does not reach the stores of some nodes, and exchanges with all."""
+
+    def __init__(self, name, *missed):
+        super().__init__(name)
+        self.missed = missed
+
+    async def ask(self, command, timeout_s):
+        reply = await super().ask(command, timeout_s)
+        if isinstance(command, PairCheck) and command.store_address.removeprefix("at-") in self.missed:
+            data = {"ok": False, "error": "store not reached", "store_unreachable": True}
+            return dataclasses.replace(reply, data=data)
+        return reply
+
+
+@pytest.mark.parametrize("behind", ["be", "bdeh", "cdefgh", "bcdefgh"])
+def test_a_bad_path_to_the_store_names_nobody_and_the_next_round_has_another(behind):
+    nodes = [BehindAPath(n, "a") if n in behind else FakeNode(n) for n in "abcdefgh"]
+    report = check(*nodes, level=LIGHT)
+    assert report.failed == {}
+    assert report.passed == set("abcdefgh")
+    assert report.verdict.rounds <= 3
+
+
+@pytest.mark.parametrize("sick", "abch")
+def test_a_node_that_reaches_no_store_but_its_own_is_named(sick):
+    names = "abcdefgh"
+    nodes = [BehindAPath(n, *names.replace(n, "")) if n == sick else FakeNode(n) for n in names]
+    others = [BehindAPath(n.name, sick) if n.name != sick else n for n in nodes]
+    report = check(*others, level=LIGHT)
+    assert list(report.failed) == [sick]
+    assert report.passed == set(names.replace(sick, ""))
+
+
 def test_a_link_is_told_and_fails_no_node():
     class Far(FakeNode):
         async def ask(self, command, timeout_s):
