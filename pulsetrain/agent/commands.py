@@ -36,6 +36,7 @@ from pulsetrain.core.errors import (
     WorldNeeded,
 )
 from pulsetrain.core.json import JsonObject
+from pulsetrain.diagnostics import machine_kind
 from pulsetrain.diagnostics.port_speed import speed_of_address
 from pulsetrain.protocol.messages import (
     ArithmeticCheck,
@@ -466,7 +467,8 @@ class Commands:
         match command:
             case LinkSink():
                 opened = self._checks.link_sink(zygote, address, command)
-                return {**opened, "speed_bits_per_s": self._port_speed(address)}
+                speed, machine = self._port_speed(address), machine_kind.describe()
+                return {**opened, "speed_bits_per_s": speed, "machine": machine}
             case LinkSend():
                 return self._checks.link_send(zygote, address, command)
             case ArithmeticCheck():

@@ -238,8 +238,10 @@ def test_a_zygote_that_ends_while_it_checks_has_not_failed_the_check(session):
     assert "started anew" in session.execute(SelfCheck(id=1)).data["not_ready"]
 
 
-def test_a_node_says_what_its_port_promises(session):
-    assert session.execute(LinkSink(id=1, seconds=0.0)).data["speed_bits_per_s"] == 2.5e10
+def test_a_node_says_what_its_port_promises_and_what_machine_it_is(session):
+    data = session.execute(LinkSink(id=1, seconds=0.0)).data
+    assert data["speed_bits_per_s"] == 2.5e10
+    assert "cores" in data["machine"]
 
 
 def test_all_gpus_of_a_node_have_time_to_meet(session):
