@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 
 SEED = 20_231
 WIDTH = 192  # of the exact product: float32 holds every sum exactly
-_NO_MEMORY = re.compile("out of memory|CUBLAS_STATUS_ALLOC_FAILED")
+_NO_MEMORY = re.compile(
+    "out of memory|CUBLAS_STATUS_ALLOC_FAILED|can't allocate memory|Cannot allocate memory|std::bad_alloc"
+    "|MemoryError"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +95,7 @@ class Check:
 
 
 def out_of_memory(error: str) -> bool:
-    """Whether a GPU had too little free memory. Then others use it, which is no fault.
+    """Whether a GPU or the machine had too little free memory. Then others use it, which is no fault.
 
     >>> out_of_memory("OutOfMemoryError: CUDA out of memory."), out_of_memory("misaligned address")
     (True, False)

@@ -61,7 +61,7 @@ def joined(me: Member) -> Iterator[Joined]:
 
 def reason(error: BaseException) -> str:
     """An error in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
 
 
 def own_gpus(visible: Sequence[Sequence[str]]) -> list[str]:

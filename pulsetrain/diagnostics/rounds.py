@@ -24,7 +24,7 @@ class GroupResult:
     GPU that each member used, by node, and nothing where they used processors.
     `took_s` is how long the group took with all that it had to set up, until the last member passed or the
     first one failed. `given_up`: the time was up before any member had failed by itself. `unreached` are
-    members that did not reach the store.
+    members that did not reach the store, `busy` those that failed because others use their memory.
     """
 
     members: Group
@@ -38,6 +38,7 @@ class GroupResult:
     took_s: float = 0.0
     given_up: bool = False
     unreached: Group = ()
+    busy: Group = ()
 
     def row(self) -> dict[str, object]:
         """The result as JSON-able evidence, without what members did alone."""

@@ -27,7 +27,7 @@ from pulsetrain.diagnostics import (
     own_ports,
     own_rdma,
 )
-from pulsetrain.diagnostics.measurement import SEED, Check, Limits, Report, exact_operands
+from pulsetrain.diagnostics.measurement import SEED, Check, Limits, Report, exact_operands, out_of_memory
 
 DEVICES = ("auto", "cpu", "cuda")
 LEAST_BLOCKS = 4  # over the loopback
@@ -96,12 +96,14 @@ def _cpu_checks(seconds: float, limits: Limits) -> Iterator[Check]:
 
 
 def guarded(name: str, measure: Callable[[], list[Check]]) -> list[Check]:
-    """What `measure` says. A check that cannot run is a failed one of that name."""
+    """What `measure` says. A check that cannot run has failed, or is busy if there is no memory for it."""
     try:
         return measure()
     except Exception as error:  # noqa: BLE001 - a check that cannot run is a failed check
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        return [Check(name=name, value=0.0, unit="", right=False, detail=reason[:300])]
+        busy = out_of_memory(reason)
+        detail = f"not measurable: {reason}" if busy else reason
+        return [Check(name=name, value=0.0, unit="", right=busy, detail=detail[:300], busy=busy)]
 
 
 def _cuda_devices() -> int:

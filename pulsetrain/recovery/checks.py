@@ -13,6 +13,7 @@ from types import MappingProxyType
 from pulsetrain.core.json import JsonObject
 from pulsetrain.diagnostics.compare import slow_checks
 from pulsetrain.diagnostics.faulty_nodes import TELLING
+from pulsetrain.diagnostics.measurement import out_of_memory
 from pulsetrain.diagnostics.node_check import Level, NodeCheck, NodeVerdict
 from pulsetrain.diagnostics.rounds import Group, GroupResult
 from pulsetrain.protocol.messages import HostStore, PairCheck, Reply, SelfCheck
@@ -42,7 +43,7 @@ class CheckReport:
     """`failed` maps a node to the reason. `reports` holds what each node measured.
 
     `unreached` are nodes that lost their connection meanwhile, with what was asked of them. Nothing is known
-    about their machines, so they have not failed.
+    about their machines, so they have not failed. Nor is it about `busy` ones, whose memory others use.
 
     `verdict` is what the rounds of all-gathers say, None where there were none. `seconds` is how long all
     of it took.
@@ -54,6 +55,7 @@ class CheckReport:
     verdict: NodeVerdict | None = None
     seconds: float = 0.0
     unreached: Mapping[str, str] = field(default_factory=dict)
+    busy: frozenset[str] = frozenset()
 
     @property
     def passed(self) -> frozenset[str]:
@@ -96,12 +98,12 @@ async def run(
     """
     began_s = now_s()
     failed, unreached, reports = await _self_checks(nodes, policy, ids, level)
-    busy = {name for name, data in reports.items() if data.get("busy")}
+    busy = frozenset(name for name, data in reports.items() if data.get("busy"))
     able = (n for n in nodes if n.name not in {*failed, *unreached, *busy})
     healthy = sorted(able, key=lambda n: n.name)
     if level is None or len(healthy) < 2:
         seconds = now_s() - began_s
-        return CheckReport(failed=failed, reports=reports, unreached=unreached, seconds=seconds)
+        return CheckReport(failed=failed, reports=reports, unreached=unreached, busy=busy, seconds=seconds)
     kinds = {name: str(data.get("kind", "")) for name, data in reports.items()}
     report = await beside_others(healthy, policy, ids, level, kinds=kinds, store_job=store_job, now_s=now_s)
     return replace(
@@ -109,6 +111,7 @@ async def run(
         failed=failed | dict(report.failed),
         reports=reports,
         unreached=unreached | dict(report.unreached),
+        busy=busy | report.busy,
         seconds=now_s() - began_s,
     )
 
@@ -134,6 +137,7 @@ async def beside_others(
         failed=_without(rounds.unreached, rounds.failed | dict(verdict.faults.faulty)),
         reports={},
         unreached=rounds.unreached,
+        busy=frozenset(verdict.busy),
         groups=check.results,
         verdict=verdict,
         seconds=now_s() - began_s,
@@ -323,7 +327,7 @@ class _Rounds:
 
 def _result(members: Group, replies: Sequence[Reply], store: str, number: int) -> GroupResult:
     """What the members of a group say together."""
-    errors = [f"{r.node}: {r.error or r.data.get('error') or 'failed'}" for r in replies if not _passed(r)]
+    errors = [f"{r.node}: {_error(r) or 'failed'}" for r in replies if not _passed(r)]
     return GroupResult(
         members=members,
         ok=not errors,
@@ -333,6 +337,7 @@ def _result(members: Group, replies: Sequence[Reply], store: str, number: int) -
         store=store,
         own_times_s={r.node: _own_times_s(r.data) for r in replies},
         unreached=tuple(r.node for r in replies if r.data.get("store_unreachable")),
+        busy=tuple(r.node for r in replies if not _passed(r) and out_of_memory(_error(r))),
         gpus={r.node: str(r.data["gpu"]) for r in replies if r.data.get("gpu")},
     )
 
@@ -341,6 +346,10 @@ def _own_times_s(data: JsonObject) -> dict[str, float]:
     """A member's own times by measure. An agent of an earlier version reports none."""
     names = {"compute": "compute_s", "compute_mean": "compute_mean_s"}
     return {measure: float(data[key]) for measure, key in names.items() if data.get(key)}
+
+
+def _error(reply: Reply) -> str:
+    return reply.error or str(reply.data.get("error") or "")
 
 
 def _passed(reply: Reply) -> bool:

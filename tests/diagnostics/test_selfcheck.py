@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import queue
 import socket
@@ -79,6 +80,15 @@ def test_a_check_that_cannot_run_has_failed(monkeypatch):
     report = selfcheck.run(seconds=0.05, device="cpu")
     assert report["failed"] == ["loopback_bandwidth"]
     assert "no sockets here" in report["checks"][-1]["detail"]
+
+
+def test_a_check_for_which_the_machine_has_no_memory_is_busy_and_has_not_failed(monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    report = selfcheck.run(seconds=0.05, device="cpu")
+    assert (report["failed"], report["busy"]) == ([], ["loopback_bandwidth"])
 
 
 def test_a_busy_gpu_is_told_and_fails_nobody(monkeypatch):

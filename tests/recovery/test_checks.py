@@ -347,6 +347,38 @@ def test_a_node_whose_gpu_is_busy_takes_part_in_no_pair_and_has_not_failed():
     assert [group.members for group in report.groups] == [("a", "c")]
 
 
+class MemoryShort(FakeNode):
+    """Others use its memory."""
+
+    async def ask(self, command, timeout_s):
+        reply = await super().ask(command, timeout_s)
+        error = "OutOfMemoryError: CUDA out of memory."
+        data = {"ok": False, "error": error} if isinstance(command, PairCheck) else reply.data
+        return dataclasses.replace(reply, data=data)
+
+
+@pytest.mark.parametrize("level", [LIGHT, FULL])
+def test_a_node_without_free_memory_in_a_round_has_not_failed_and_is_asked_once(level):
+    short = MemoryShort("b")
+    report = check(*(short if n == "b" else BesideShort(n) for n in "abcdefgh"), level=level)
+    assert report.failed == {}
+    assert report.passed == set("acdefgh")
+    assert report.busy == {"b"}
+    assert report.verdict.busy == ("b",)
+    assert "b: others use the memory" in report.verdict.reason
+    assert sum(isinstance(c, PairCheck) for c in short.commands) == 1
+
+
+class BesideShort(FakeNode):
+    """It waits in vain for b."""
+
+    async def ask(self, command, timeout_s):
+        reply = await super().ask(command, timeout_s)
+        if isinstance(command, PairCheck) and "b" in command.members:
+            return dataclasses.replace(reply, data={"ok": False, "error": "Connection closed by peer"})
+        return reply
+
+
 def test_a_node_that_cannot_host_the_store_fails():
     class Deaf(FakeNode):
         async def ask(self, command, timeout_s):

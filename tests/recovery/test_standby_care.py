@@ -3,6 +3,7 @@
 from pulsetrain.protocol.messages import PairCheck, SelfCheck, Start
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.standby_care import BUSY
 from pulsetrain.recovery.transitions import Phase
 from tests.recovery.fakes import Fleet, run
 from tests.recovery.test_responses import trouble
@@ -209,6 +210,22 @@ def test_a_standby_that_fails_the_light_check_is_held_back_and_another_is_promot
         assert fleet.node("y").cordon.startswith("light check: ")
         assert fleet.node("y").state is NodeState.STANDBY  # held back, not evicted
         assert not fleet.of("y", Start)
+
+    run(scenario)
+
+
+def test_a_standby_whose_memory_others_use_waits_and_an_active_node_stays():
+    async def scenario():
+        fleet = Fleet("abcyz", nnodes=3)
+        await fleet.form()
+        fleet.agents["y"].full = fleet.agents["a"].full = True
+        await replace_node(fleet, "c")
+        assert [m.node for m in fleet.job.world] == ["a", "b", "z"]
+        assert fleet.node("a").state is NodeState.ACTIVE
+        assert fleet.node("y").cordon == f"light check: {BUSY}"
+        fleet.agents["y"].full = fleet.agents["a"].full = False
+        await pass_time(fleet, 60, step_s=10.0)
+        assert fleet.node("y").cordon == ""
 
     run(scenario)
 
