@@ -126,7 +126,8 @@ class Commands:
     """Carries out commands.
 
     A command that ends ranks overtakes one that launches them: each begins a new epoch, and a launch whose
-    epoch has passed gives up. `environ` is what the ranks have.
+    epoch has passed gives up. `environ` is what the ranks have, `gpus` the UUIDs of the GPUs that they may
+    use, empty where that is not known.
     """
 
     def __init__(
@@ -140,6 +141,7 @@ class Commands:
         settings: SettingsKeeper | None = None,
         replays: ReplayRanks | None = None,
         port_speed: Callable[[str], float] = speed_of_address,
+        gpus: Sequence[str] = (),
     ) -> None:
         self._node, self._checkpoints = node, checkpoints
         self._environ = {} if environ is None else environ
@@ -155,7 +157,7 @@ class Commands:
         self._stores: dict[str, int] = {}
         self._checks = CheckCommands()
         self._replays = replays or ReplayRanks()
-        self._port_speed = port_speed
+        self._port_speed, self._gpus = port_speed, list(gpus)
 
     @property
     def restoring(self) -> Start | None:
@@ -475,7 +477,7 @@ class Commands:
                 return self._checks.arithmetic(zygote, command)
 
     def _self_check(self, check: SelfCheck) -> JsonObject:
-        kwargs: JsonObject = {"seconds": check.seconds}
+        kwargs: JsonObject = {"seconds": check.seconds} | ({"gpus": self._gpus} if self._gpus else {})
         timeout_s = check.seconds + SELF_CHECK_MARGIN_S
         if check.whole_node:
             kwargs |= {"whole_node": True, "timeout_s": check.group_timeout_s}

@@ -35,6 +35,7 @@ class MachineHealth:
     ) -> None:
         known = list(gpus)
         self.identities: Sequence[GpuIdentity] = tuple(map(identity, known))
+        self.usable: Sequence[str] = _usable(known, environ)
         self._addresses = {gpu.uuid: address(gpu.pci) for gpu in self.identities if gpu.pci}
         self._tracker = SignTracker(_foreign(known, environ))
         self._kernel = KernelSigns(self._tracker)
@@ -92,6 +93,14 @@ def _foreign(gpus: Sequence[Mapping[str, Any]], environ: Mapping[str, str]) -> s
         return set()
     hidden = [gpu for gpu in gpus if not is_visible(int(gpu["index"]), str(gpu["uuid"]), visible)]
     return {str(gpu["uuid"]) for gpu in hidden} | {address(gpu["pci"]) for gpu in hidden if gpu.get("pci")}
+
+
+def _usable(gpus: Sequence[Mapping[str, Any]], environ: Mapping[str, str]) -> list[str]:
+    """UUIDs of the GPUs that ranks may use. None where that cannot be told."""
+    visible, foreign = environ.get("CUDA_VISIBLE_DEVICES"), _foreign(gpus, environ)
+    usable = [str(gpu["uuid"]) for gpu in gpus if str(gpu["uuid"]) not in foreign]
+    named = len(usable) if visible is None else len([name for name in visible.split(",") if name.strip()])
+    return usable if len(usable) == named else []
 
 
 def identity(gpu: Mapping[str, Any]) -> GpuIdentity:

@@ -50,7 +50,8 @@ class CheckRow(TypedDict):
 class Report(TypedDict):
     """All checks of one machine. `kind` is what it is, for comparisons with others (`machine_kind`).
 
-    `busy` are checks for which a GPU had too little free memory. They have not failed.
+    `busy` are checks for which there was too little free memory. They have not failed. `gpus` are the UUIDs
+    of the GPUs that CUDA lists.
     """
 
     ok: bool
@@ -58,6 +59,7 @@ class Report(TypedDict):
     busy: list[str]
     device: str
     kind: str
+    gpus: list[str]
     seconds: float
     checks: list[CheckRow]
 

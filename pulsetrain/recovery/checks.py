@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -163,7 +164,7 @@ async def _self_checks(
         elif not reply.data.get("ok", False):
             failed[node.name] = f"self-check failed: {', '.join(reply.data.get('failed', []))}"
     reports = {n.name: dict(r.data) for n, r in zip(nodes, replies, strict=True)}
-    return _without_cuda(nodes, reports) | failed, unreached, reports
+    return _without_cuda(nodes, reports) | _too_few_gpus(nodes, reports) | failed, unreached, reports
 
 
 def _without_cuda(nodes: Sequence[Node], reports: Mapping[str, JsonObject]) -> dict[str, str]:
@@ -182,6 +183,32 @@ def _without_cuda(nodes: Sequence[Node], reports: Mapping[str, JsonObject]) -> d
         for name in gpus
         if device[name] == "cpu"
     }
+
+
+def _too_few_gpus(nodes: Sequence[Node], reports: Mapping[str, JsonObject]) -> dict[str, str]:
+    """Nodes with fewer GPUs than ranks, where another one of the same kind has enough.
+
+    Where ranks take turns on GPUs there need not be one for each.
+    """
+    own = [n for n in nodes if reports[n.name].get("gpus") and not n.hello.devices]
+    counts = {n.name: len(reports[n.name]["gpus"]) for n in own}
+    enough = {
+        (n.hello.nproc_per_node, _kind(reports[n.name])): n.name
+        for n in own
+        if counts[n.name] >= n.hello.nproc_per_node
+    }
+    return {
+        n.name: f"self-check: CUDA lists {counts[n.name]} GPUs for {n.hello.nproc_per_node} ranks, "
+        f"and {counts[other]} on {other}"
+        for n in own
+        if counts[n.name] < n.hello.nproc_per_node
+        and (other := enough.get((n.hello.nproc_per_node, _kind(reports[n.name]))))
+    }
+
+
+def _kind(report: JsonObject) -> str:
+    """What kind of machine it is, whatever the number of its GPUs."""
+    return re.sub(r"\b\d+ x ", "", str(report.get("kind", "")))
 
 
 async def _self_check(node: Node, policy: Policy, ids: Ids, level: Level | None) -> Reply:

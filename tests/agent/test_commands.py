@@ -254,6 +254,16 @@ def test_all_gpus_of_a_node_have_time_to_meet(session):
     ]
 
 
+def test_a_self_check_knows_which_gpus_cuda_should_list():
+    node = Node()
+    node.zygote.results = {"selfcheck:run": {"ok": True}}
+    commands = Commands(node, FakeCheckpoints(), gpus=["GPU-a"])
+    replied = threading.Event()
+    commands.execute(SelfCheck(id=1, seconds=2.0), lambda _: replied.set())
+    assert replied.wait(40)
+    assert node.zygote.calls[-1][1] == {"seconds": 2.0, "gpus": ["GPU-a"]}
+
+
 def test_a_pair_check_that_times_out_is_a_failed_check_and_no_error(session):
     session.node.zygote.results = {"all_gather:run": Unavailable("no result in 6 s")}
     with socket.create_server(("127.0.0.1", 0)) as store:

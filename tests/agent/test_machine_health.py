@@ -109,6 +109,20 @@ def test_what_happens_to_gpus_of_other_jobs_is_not_told(environ, seen):
     assert {sign.kind for sign in health.signs(S)} == seen
 
 
+@pytest.mark.parametrize(
+    ("environ", "usable"),
+    [
+        ({}, 4),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, 2),
+        ({"CUDA_VISIBLE_DEVICES": "0,9"}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-7"}, 0),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 0),
+    ],
+)
+def test_gpus_that_ranks_may_use_are_known_where_that_can_be_told(environ, usable):
+    assert list(MachineHealth(GPUS, environ=environ).usable) == [gpu["uuid"] for gpu in GPUS[:usable]]
+
+
 def test_where_cuda_counts_gpus_in_an_order_of_its_own_all_are_told():
     mixed = [*GPUS[:3], {**GPUS[3], "model": "A100"}]
     for order, seen in (("FASTEST_FIRST", {"xid"}), ("PCI_BUS_ID", set())):

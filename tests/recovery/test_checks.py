@@ -92,6 +92,31 @@ def test_a_job_that_wants_no_gpus_and_a_node_without_some_are_checked_on_process
     assert check(WithGpus("a", one), WithGpus("b", other, gpu_count)).failed == {}
 
 
+class Listing(FakeNode):
+    """CUDA lists so many GPUs on it for eight ranks."""
+
+    def __init__(self, name, count, model="H100", **changes):
+        super().__init__(name, kind=f"EPYC, 96 cores, {count} x {model}")
+        self.count = count
+        self.hello = dataclasses.replace(self.hello, **{"nproc_per_node": 8, "gpu_count": 8, **changes})
+
+    async def ask(self, command, timeout_s):
+        reply = await super().ask(command, timeout_s)
+        more = {"device": "cuda", "gpus": [f"GPU-{i}" for i in range(self.count)]}
+        return dataclasses.replace(reply, data={**reply.data, **more})
+
+
+def test_a_node_with_fewer_gpus_than_ranks_fails_where_one_of_its_kind_has_enough():
+    why = "self-check: CUDA lists 7 GPUs for 8 ranks, and 8 on a"
+    assert check(Listing("a", 8), Listing("b", 7)).failed == {"b": why}
+
+
+@pytest.mark.parametrize("other", [{"count": 7}, {"count": 8, "model": "A100"}, {"count": 8, "devices": 4}])
+def test_fewer_gpus_than_ranks_may_be_what_is_wanted(other):
+    devices = other.get("devices", 0)
+    assert check(Listing("a", **other), Listing("b", 7, devices=devices)).failed == {}
+
+
 def test_what_is_inside_a_node_is_tested_where_the_level_is_full():
     nodes = [FakeNode("a"), FakeNode("b")]
     for level in (FULL, LIGHT, None):
