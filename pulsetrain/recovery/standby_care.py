@@ -36,13 +36,16 @@ def welcome(job: JobState, node: Node, past: NodeMemory | None) -> None:
     """A node joined. `past` is what the job remembers of it.
 
     One that the controller evicted serves a probation. One that joins a job that has begun is checked before
-    it can be promoted. One that a new hub hears of stays under its cordon, for its whole time anew.
+    it can be promoted. One that a new hub hears of stays under its cordon, for its whole time anew. Where the
+    job forms, agents that were started anew are of another run, and count as new: but for a machine that the
+    controller evicted.
     """
     now_s = job.services.clock.monotonic_s()
     node.checked_s = node.clean_since_s = now_s
     held = job.phase is Phase.PREEMPTED and not job.members.world  # it was not launched yet by this hub
     forming = job.phase is Phase.FORMING or held
-    if job.services.policy.observe_only or (forming and (past is None or past.pid != node.hello.pid)):
+    other_run = past is None or (past.pid != node.hello.pid and not _had_to_go(past))
+    if job.services.policy.observe_only or (forming and other_run):
         return
     if not forming:
         node.cordon, node.checked_s = NEW, float("-inf")
@@ -50,13 +53,17 @@ def welcome(job: JobState, node: Node, past: NodeMemory | None) -> None:
         return
     if past.cordon:
         node.cordon, node.probation_s = past.cordon, past.probation_s
-    elif past.evicted_by == "controller" and not forming:
+    elif past.evicted_by == "controller" and not (forming and past.pid == node.hello.pid):
         node.cordon = f"{PROBATION}it was evicted for {past.evicted}"
         node.probation_s = job.services.policy.probation_s
         job.write("probation", {"reason": past.evicted, "seconds": node.probation_s}, node=node.name)
         job.remember(node)
     elif not forming:
         job.forget(node.name)
+
+
+def _had_to_go(past: NodeMemory) -> bool:
+    return past.evicted_by == "controller" or past.cordon.startswith(PROBATION)
 
 
 _AWAKE = (Phase.FORMING, Phase.STARTING, Phase.RUNNING, Phase.WAITING)
