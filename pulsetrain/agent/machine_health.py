@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -24,7 +24,8 @@ class MachineHealth:
     """What the heartbeat says of the machine. Any thread may call it.
 
     `events` are waited for on a thread of their own, because a driver may hold it. Ranks have `environ`: GPUs
-    that it hides from them are those of other jobs, and nothing is said of them.
+    that it hides from them are those of other jobs, and nothing is said of them. `unused` are ports that the
+    job leaves alone.
     """
 
     def __init__(
@@ -32,13 +33,14 @@ class MachineHealth:
         gpus: Iterable[Mapping[str, Any]] = (),
         events: GpuEvents | None = None,
         environ: Mapping[str, str] = MappingProxyType({}),
+        unused: Collection[str] = (),
     ) -> None:
         known = list(gpus)
         self.identities: Sequence[GpuIdentity] = tuple(map(identity, known))
         self.usable: Sequence[str] = _usable(known, environ)
         self._addresses = {gpu.uuid: address(gpu.pci) for gpu in self.identities if gpu.pci}
-        self._tracker = SignTracker(_foreign(known, environ))
-        self._kernel = KernelSigns(self._tracker)
+        self._tracker = SignTracker(_foreign(known, environ), unused=unused)
+        self._kernel = KernelSigns(self._tracker, unused=unused)
         self._events = None if events is None or events.blind else events
         self._thread = LoopThread("gpu_events", self.wait, stale_after_s=STALE_AFTER_S)
 
