@@ -65,7 +65,7 @@ def assemble(setup: AgentSetup, zygotes: ZygoteHolder) -> Iterator[Agent]:
         checkpoints = _open_checkpoints(setup)
         stack.callback(checkpoints.close)
         hardware = HardwareSource.of_node(
-            identity.node, config.heartbeat_s, _collectors(setup), setup.options.environ
+            identity, config.heartbeat_s, _collectors(setup), setup.options.environ
         )
         hardware.start()
         stack.callback(hardware.stop)

@@ -22,7 +22,7 @@ from pulsetrain.agent.processes.rank import NodeIdentity, Rank
 from pulsetrain.agent.processes.ranks import Ranks
 from pulsetrain.agent.processes.replay_ranks import ReplayRanks
 from pulsetrain.agent.processes.zygote import Zygote
-from pulsetrain.agent.store_check import why_unreachable
+from pulsetrain.agent.store_check import CONNECT_S, why_unreachable
 from pulsetrain.agent.world_part import world_of
 from pulsetrain.collectors.machine import stacks
 from pulsetrain.collectors.machine.gpu_settings import SettingsKeeper
@@ -36,6 +36,7 @@ from pulsetrain.core.errors import (
     WorldNeeded,
 )
 from pulsetrain.core.json import JsonObject
+from pulsetrain.diagnostics import machine_kind
 from pulsetrain.diagnostics.port_speed import speed_of_address
 from pulsetrain.protocol.messages import (
     ArithmeticCheck,
@@ -71,6 +72,8 @@ ALL_GATHER = "pulsetrain.diagnostics.all_gather:run"
 WORKER_TIMEOUT_S = 10.0
 SELF_CHECK_MARGIN_S = 20.0
 OWN_PORTS_S = 30.0
+STORE_SHARE = 0.75
+"""of the time of a group, for the store to be reached. TCP tries a second time after a second"""
 
 
 class Node(Protocol):
@@ -123,7 +126,8 @@ class Commands:
     """Carries out commands.
 
     A command that ends ranks overtakes one that launches them: each begins a new epoch, and a launch whose
-    epoch has passed gives up. `environ` is what the ranks have.
+    epoch has passed gives up. `environ` is what the ranks have, `gpus` the UUIDs of the GPUs that they may
+    use, empty where that is not known.
     """
 
     def __init__(
@@ -137,6 +141,7 @@ class Commands:
         settings: SettingsKeeper | None = None,
         replays: ReplayRanks | None = None,
         port_speed: Callable[[str], float] = speed_of_address,
+        gpus: Sequence[str] = (),
     ) -> None:
         self._node, self._checkpoints = node, checkpoints
         self._environ = {} if environ is None else environ
@@ -152,7 +157,7 @@ class Commands:
         self._stores: dict[str, int] = {}
         self._checks = CheckCommands()
         self._replays = replays or ReplayRanks()
-        self._port_speed = port_speed
+        self._port_speed, self._gpus = port_speed, list(gpus)
 
     @property
     def restoring(self) -> Start | None:
@@ -464,14 +469,15 @@ class Commands:
         match command:
             case LinkSink():
                 opened = self._checks.link_sink(zygote, address, command)
-                return {**opened, "speed_bits_per_s": self._port_speed(address)}
+                speed, machine = self._port_speed(address), machine_kind.describe()
+                return {**opened, "speed_bits_per_s": speed, "machine": machine}
             case LinkSend():
                 return self._checks.link_send(zygote, address, command)
             case ArithmeticCheck():
                 return self._checks.arithmetic(zygote, command)
 
     def _self_check(self, check: SelfCheck) -> JsonObject:
-        kwargs: JsonObject = {"seconds": check.seconds}
+        kwargs: JsonObject = {"seconds": check.seconds} | ({"gpus": self._gpus} if self._gpus else {})
         timeout_s = check.seconds + SELF_CHECK_MARGIN_S
         if check.whole_node:
             kwargs |= {"whole_node": True, "timeout_s": check.group_timeout_s}
@@ -487,18 +493,25 @@ class Commands:
         return {"not_ready": "the process that checks are forked from is being started anew"}
 
     def _pair_check(self, check: PairCheck) -> JsonObject:
+        began_s = time.monotonic()
+        connect_s = min(CONNECT_S, STORE_SHARE * check.timeout_s)
+        unreachable = why_unreachable(check.store_address, check.store_port, connect_s)
+        if unreachable:
+            error = f"store not reached: {unreachable}"
+            return {"ok": False, "seconds": check.timeout_s, "error": error, "store_unreachable": True}
+        left_s = check.timeout_s - (time.monotonic() - began_s)
         kwargs: JsonObject = {
             "index": check.members.index(self._node.identity.node),
             "size": len(check.members),
             "store_address": check.store_address,
             "store_port": check.store_port,
             "prefix": check.prefix,
-            "timeout_s": check.timeout_s,
+            "timeout_s": left_s,
             "payload_bytes": check.payload_bytes,
             "reduce": check.reduce,
         }
         try:
-            return cast("JsonObject", self._node.zygote.call(ALL_GATHER, kwargs, check.timeout_s + 1.0))
+            return cast("JsonObject", self._node.zygote.call(ALL_GATHER, kwargs, left_s + 1.0))
         except PulsetrainError as error:
             return {"ok": False, "seconds": check.timeout_s, "error": str(error)}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from pulsetrain.analytics.machines.hardware import LineReader
 from pulsetrain.analytics.machines.policies import Policies, load
@@ -16,15 +16,16 @@ _MORE_OF_AN_SXID = ("Severity ", "Data {")
 
 
 class KernelSigns:
-    """Reads rows of `logs` and notes in `tracker` what they tell."""
+    """Reads rows of `logs` and notes in `tracker` what they tell, but of `unused` ports."""
 
     def __init__(
         self,
         tracker: SignTracker,
         policies: Policies | None = None,
         now_ns: Callable[[], int] = time.time_ns,
+        unused: Collection[str] = (),
     ) -> None:
-        self._tracker, self._now_ns = tracker, now_ns
+        self._tracker, self._now_ns, self._unused = tracker, now_ns, frozenset(unused)
         self._reader = LineReader(policies or load())
 
     def observe(self, lines: Columns) -> None:
@@ -36,6 +37,8 @@ class KernelSigns:
         for row in lines.to_rows():
             report = self._reader.read(KernelLine(message=str(row["message"]), ts_ns=now_ns, wall=True))
             if report is None or (report.family == "sxid" and report.rest.startswith(_MORE_OF_AN_SXID)):
+                continue
+            if report.device in self._unused:  # the counters of the port tell of it
                 continue
             self._tracker.happened(
                 report.family,

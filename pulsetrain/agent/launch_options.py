@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Mapping
@@ -127,11 +128,13 @@ class LaunchOptions:
 
 
 def address_towards(url: str) -> str:
-    """This machine's address on the way to the hub, so that other nodes can reach it."""
+    """This machine's address on the way to the hub, so that other nodes can reach it.
+
+    The IPv4 one where there are both.
+    """
     parts = urlsplit(url)
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((parts.hostname or "127.0.0.1", parts.port or 80))
             return str(probe.getsockname()[0])
-    except OSError:
-        return "127.0.0.1"
+    return "127.0.0.1"

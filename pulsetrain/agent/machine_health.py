@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -24,7 +24,8 @@ class MachineHealth:
     """What the heartbeat says of the machine. Any thread may call it.
 
     `events` are waited for on a thread of their own, because a driver may hold it. Ranks have `environ`: GPUs
-    that it hides from them are those of other jobs, and nothing is said of them.
+    that it hides from them are those of other jobs, and nothing is said of them. `unused` are ports that the
+    job leaves alone.
     """
 
     def __init__(
@@ -32,12 +33,14 @@ class MachineHealth:
         gpus: Iterable[Mapping[str, Any]] = (),
         events: GpuEvents | None = None,
         environ: Mapping[str, str] = MappingProxyType({}),
+        unused: Collection[str] = (),
     ) -> None:
         known = list(gpus)
         self.identities: Sequence[GpuIdentity] = tuple(map(identity, known))
+        self.usable: Sequence[str] = _usable(known, environ)
         self._addresses = {gpu.uuid: address(gpu.pci) for gpu in self.identities if gpu.pci}
-        self._tracker = SignTracker(_foreign(known, environ))
-        self._kernel = KernelSigns(self._tracker)
+        self._tracker = SignTracker(_foreign(known, environ), unused=unused)
+        self._kernel = KernelSigns(self._tracker, unused=unused)
         self._events = None if events is None or events.blind else events
         self._thread = LoopThread("gpu_events", self.wait, stale_after_s=STALE_AFTER_S)
 
@@ -92,6 +95,14 @@ def _foreign(gpus: Sequence[Mapping[str, Any]], environ: Mapping[str, str]) -> s
         return set()
     hidden = [gpu for gpu in gpus if not is_visible(int(gpu["index"]), str(gpu["uuid"]), visible)]
     return {str(gpu["uuid"]) for gpu in hidden} | {address(gpu["pci"]) for gpu in hidden if gpu.get("pci")}
+
+
+def _usable(gpus: Sequence[Mapping[str, Any]], environ: Mapping[str, str]) -> list[str]:
+    """UUIDs of the GPUs that ranks may use. None where that cannot be told."""
+    visible, foreign = environ.get("CUDA_VISIBLE_DEVICES"), _foreign(gpus, environ)
+    usable = [str(gpu["uuid"]) for gpu in gpus if str(gpu["uuid"]) not in foreign]
+    named = len(usable) if visible is None else len([name for name in visible.split(",") if name.strip()])
+    return usable if len(usable) == named else []
 
 
 def identity(gpu: Mapping[str, Any]) -> GpuIdentity:

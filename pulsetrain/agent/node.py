@@ -51,10 +51,15 @@ class Recorder(Protocol):
 
 
 class Machine(Protocol):
-    """What the node's hardware is, and the signs of trouble that it shows. It is called on any thread."""
+    """What the node's hardware is, and the signs of trouble that it shows. It is called on any thread.
+
+    `usable` are the UUIDs of the GPUs that ranks may use, empty where that is not known.
+    """
 
     @property
     def identities(self) -> Sequence[GpuIdentity]: ...
+    @property
+    def usable(self) -> Sequence[str]: ...
     def signs(self, now_ns: int) -> tuple[HardwareSign, ...]: ...
 
 
@@ -62,6 +67,7 @@ class UnknownMachine:
     """A machine of which nothing is known."""
 
     identities: Sequence[GpuIdentity] = ()
+    usable: Sequence[str] = ()
 
     def signs(self, now_ns: int) -> tuple[HardwareSign, ...]:
         """See `Machine`."""
@@ -114,7 +120,12 @@ class Node:
         self._attempt = AttemptState(identity.node)
         self._activity = ActivityMeter()
         self._commands = Commands(
-            self, parts.checkpoints, images=parts.images, environ=parts.environ, replays=parts.replays
+            self,
+            parts.checkpoints,
+            images=parts.images,
+            environ=parts.environ,
+            replays=parts.replays,
+            gpus=parts.machine.usable,
         )
         self._heartbeats = HeartbeatSender(
             identity, self._state, (self.link.send_heartbeat, parts.recorder.heartbeat)

@@ -10,6 +10,7 @@ from typing import Protocol
 import structlog
 
 from pulsetrain.agent.machine_health import MachineHealth
+from pulsetrain.agent.processes.rank import NodeIdentity
 from pulsetrain.agent.traffic_watch import TrafficWatch
 from pulsetrain.collectors.config import CollectorConfig
 from pulsetrain.collectors.machine.gpu import GpuSampler
@@ -18,7 +19,9 @@ from pulsetrain.collectors.machine.interfaces import InterfaceChoice
 from pulsetrain.collectors.machine.kmsg import KmsgReader
 from pulsetrain.collectors.machine.nic import NicSampler
 from pulsetrain.collectors.machine.rdma import RdmaSampler
+from pulsetrain.collectors.machine.unused_ports import unused_ports
 from pulsetrain.core.supervisor import FailureCollector, LoopStatus, LoopThread
+from pulsetrain.diagnostics.memory_nodes import interface_of
 from pulsetrain.records.columns import Columns
 
 log = structlog.get_logger()
@@ -116,14 +119,16 @@ class HardwareSource:
 
     @classmethod
     def of_node(
-        cls, node: str, period_s: float, config: CollectorConfig, environ: Mapping[str, str]
+        cls, identity: NodeIdentity, period_s: float, config: CollectorConfig, environ: Mapping[str, str]
     ) -> HardwareSource:
         """Everything that this machine has. Ranks have this environment."""
+        node = identity.node
         gpus, ports = GpuSampler(node=node), config.port_names
         choice = InterfaceChoice.of(ports, environ)
         samplers = (gpus, RdmaSampler(node=node), NicSampler(node=node, choice=choice))
         traffic = TrafficWatch(node, listed=ports)
-        health = MachineHealth(gpus.identities(), gpus.events(), environ)
+        unused = unused_ports(environ, (*ports, interface_of(identity.address)))
+        health = MachineHealth(gpus.identities(), gpus.events(), environ, unused)
         log_reader = KmsgReader(node=node)
         return cls(samplers, log_reader, period_s, gpus.inventory, gpus.count, traffic, health)
 

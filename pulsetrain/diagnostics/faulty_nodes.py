@@ -21,7 +21,9 @@ Answers that contradict each other (a pair of good nodes failed once and passed 
 noisy. Then a node needs `NOISY_FAILURES` failures. With too much noise nobody is named.
 
 The groups of a round meet at a store on one of the nodes. If that node is unreachable, all groups fail. So a
-round without a group that passed counts only if its store was on a node that passed in another round.
+round without a group that passed counts only if its store was on a node that passed in another round. A
+member that says that it did not reach the store has tested nothing but the path to that node: the group's
+failure is one of these two nodes alone, and none at all where both have passed elsewhere.
 
 To set up a group takes from a tenth of a second to half a minute: processes begin, drivers of GPUs, NCCL. So
 a group that was given up counts as failed only if it had far longer than the slowest one that passed. Else it
@@ -34,7 +36,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from pulsetrain.diagnostics.rounds import NO_SWITCHES, Group, GroupResult, pairs_of, passed
@@ -136,12 +138,13 @@ def judge(nodes: Sequence[str], results: Sequence[GroupResult], *, failures: int
     noise = [evidence.contradictions()] if unsteady else []
     early = [evidence.too_early()] if undecided and evidence.early else []
     asked = [f"{' and '.join(g)} failed together once" for g in evidence.open_disputes()]
+    paths = _bad_paths(results, evidence.good)
     return FaultVerdict(
         faulty=faulty,
         links={pair: evidence.link_reason(pair) for pair in evidence.links},
         undecided=undecided,
         unsteady=unsteady,
-        reason="; ".join([*open_, *early, *asked, *noise]),
+        reason="; ".join([*open_, *early, *asked, *noise, *paths]),
     )
 
 
@@ -206,7 +209,7 @@ class _Evidence:
         self.good = passed(results)
         self._slowest_s = max((r.took_s for r in results if r.ok), default=0.0)
         self.early = [r for r in results if self._is_too_early(r)]
-        telling = [r for r in results if not self._is_too_early(r)]
+        telling = _by_path([r for r in results if not self._is_too_early(r)], self.good)
         self._results, self._failures = _counted(telling, self.good), failures
         self.tried = _tried(nodes, self._results)
         self.tried_alone = _tried(nodes, [r for r in self._results if len(r.members) == 2])
@@ -347,6 +350,27 @@ def _counted(results: Sequence[GroupResult], good: set[str]) -> list[GroupResult
     return [r for r in results if not good or r.round in with_pass or r.store in good or not r.store]
 
 
+def _by_path(results: Iterable[GroupResult], good: set[str]) -> list[GroupResult]:
+    """Replace a group with members that did not reach the store by failed pairs of each and the store's node.
+
+    Nothing is left of pairs of good nodes, and of a node that did not reach itself.
+    """
+    counted = list[GroupResult]()
+    for result in results:
+        pairs = [(node, result.store) for node in result.unreached if result.store not in ("", node)]
+        telling = [replace(result, members=p, unreached=()) for p in pairs if not good.issuperset(p)]
+        counted += telling if result.unreached else [result]
+    return counted
+
+
+def _bad_paths(results: Iterable[GroupResult], good: set[str]) -> list[str]:
+    """Which good nodes did not reach the store of another good one."""
+    paths = {(node, r.store) for r in results for node in r.unreached if node != r.store}
+    return [
+        f"{node} did not reach the store on {host}" for node, host in sorted(paths) if good >= {node, host}
+    ]
+
+
 def _tried(nodes: Sequence[str], results: Iterable[GroupResult]) -> dict[str, set[str]]:
     """Map each node to those with which it failed."""
     tried: dict[str, set[str]] = {node: set() for node in nodes}
@@ -377,7 +401,7 @@ def _search(nodes: Sequence[str], results: Sequence[GroupResult]) -> list[Group]
     number = 1 + max(r.round for r in results)
     if number >= SEARCH_ROUNDS + len(nodes) % 2:
         return []
-    tried = _tried(nodes, [r for r in results if len(r.members) == 2])
+    tried = _tried(nodes, [r for r in _by_path(results, set()) if len(r.members) == 2])
     both = ((i, i ^ (number + 1)) for i in range(len(nodes)))
     pairs = [(nodes[i], nodes[j]) for i, j in both if i < j < len(nodes) and nodes[j] not in tried[nodes[i]]]
     taken = {node for pair in pairs for node in pair}

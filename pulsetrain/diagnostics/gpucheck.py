@@ -14,6 +14,7 @@ from pulsetrain.core.errors import Unavailable
 from pulsetrain.diagnostics import host_links, pcie
 from pulsetrain.diagnostics.host_links import HostLink
 from pulsetrain.diagnostics.measurement import Check, Limits, exact_operands, out_of_memory
+from pulsetrain.diagnostics.members import cuda_count
 from pulsetrain.diagnostics.memory_nodes import MOST_NODES, memory_nodes
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def checks(seconds: float, limits: Limits, *, sys_root: Path = Path("/sys")) -> 
     """
     import torch
 
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count = cuda_count()
     if count == 0:
         raise Unavailable("no CUDA device")
     devices = [torch.device("cuda", index) for index in range(count)]

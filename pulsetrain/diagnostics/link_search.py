@@ -221,7 +221,7 @@ def comparable(ports: Sequence[Port]) -> list[Port]:
     >>> [port.switch for port in comparable([Port(node=n, rail="", switch=n) for n in "abc"])]
     ['', '', '']
     """
-    planned = {t for transfers in rounds(ports) for t in transfers}
+    planned = {t for transfers in rounds([replace(p, machine="") for p in ports]) for t in transfers}
     kinds = Counter(t.cohort for t in planned if not t.memory)
     if all(count >= LEAST_PEERS for count in kinds.values()):
         return list(ports)

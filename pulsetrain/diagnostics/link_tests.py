@@ -24,6 +24,8 @@ Part = tuple[str, str]
 LEAST_PEERS = 4
 """transfers of a kind that are needed to know what is usual"""
 NORMAL_CONSISTENT = 1.4826
+FULL_SHARE = 0.9
+"""of the rate that the slower port has negotiated, which is all that is expected of a transfer"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,10 @@ class Port:
     """memory nodes of its machine other than the one next to it"""
     own_bits_per_s: float = 0.0
     """that the port itself promises for one transfer (`port_rates.promised`), 0 where that is not known"""
+    link_bits_per_s: float = 0.0
+    """that the port has negotiated, 0 where that is not known"""
+    machine: str = ""
+    """what kind of machine it is in (`machine_kind`), "" where all are of one kind or that is not known"""
 
     @property
     def name(self) -> str:
@@ -70,9 +76,21 @@ class Transfer:
 
     @property
     def cohort(self) -> str:
-        """Transfers with the same are compared. Cards differ from rail to rail, so each rail by itself."""
+        """Transfers with the same are compared. Cards differ from rail to rail, so each rail by itself.
+
+        So do processors, which a stream over TCP needs most: machines of two kinds are compared with the same
+        two kinds.
+        """
         kind = f"{self.kind} {self.memory}".strip()
-        return f"{kind} on {self.sender.rail}" if self.sender.rail else kind
+        machines = " and ".join(sorted({self.sender.machine, self.receiver.machine} - {""}))
+        on = f"{kind} on {self.sender.rail}" if self.sender.rail else kind
+        return f"{on}, {machines}" if machines else on
+
+    @property
+    def link_bits_per_s(self) -> float:
+        """What the slower one of its two ports has negotiated, as far as that is known. 0: it is not."""
+        rates = (self.sender.link_bits_per_s, self.receiver.link_bits_per_s)
+        return min((rate for rate in rates if rate > 0), default=0.0)
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -230,5 +248,7 @@ def _fault(measured: Measured, usual: _Usual | None, test: LinkTest) -> str:
         return measured.error
     if measured.resent_share > max(test.loss_share, usual.loss + test.deviations * usual.loss_deviation):
         return f"{measured.resent_share:.1%} of the segments were lost"
-    slow = min(test.slow_share * usual.rate, usual.rate - test.deviations * usual.rate_deviation)
+    own = FULL_SHARE * measured.transfer.link_bits_per_s
+    rate = min(usual.rate, own) if own else usual.rate  # others may have faster ports
+    slow = min(test.slow_share * rate, usual.rate - test.deviations * usual.rate_deviation)
     return f"{measured.bits_per_s / usual.rate:.0%} of the usual rate" if measured.bits_per_s < slow else ""

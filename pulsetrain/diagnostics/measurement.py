@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 
 SEED = 20_231
 WIDTH = 192  # of the exact product: float32 holds every sum exactly
-_NO_MEMORY = re.compile("out of memory|CUBLAS_STATUS_ALLOC_FAILED")
+_NO_MEMORY = re.compile(
+    "out of memory|CUBLAS_STATUS_ALLOC_FAILED|can't allocate memory|Cannot allocate memory|std::bad_alloc"
+    "|MemoryError"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +50,8 @@ class CheckRow(TypedDict):
 class Report(TypedDict):
     """All checks of one machine. `kind` is what it is, for comparisons with others (`machine_kind`).
 
-    `busy` are checks for which a GPU had too little free memory. They have not failed.
+    `busy` are checks for which there was too little free memory. They have not failed. `gpus` are the UUIDs
+    of the GPUs that CUDA lists.
     """
 
     ok: bool
@@ -55,6 +59,7 @@ class Report(TypedDict):
     busy: list[str]
     device: str
     kind: str
+    gpus: list[str]
     seconds: float
     checks: list[CheckRow]
 
@@ -92,7 +97,7 @@ class Check:
 
 
 def out_of_memory(error: str) -> bool:
-    """Whether a GPU had too little free memory. Then others use it, which is no fault.
+    """Whether a GPU or the machine had too little free memory. Then others use it, which is no fault.
 
     >>> out_of_memory("OutOfMemoryError: CUDA out of memory."), out_of_memory("misaligned address")
     (True, False)

@@ -61,7 +61,7 @@ def joined(me: Member) -> Iterator[Joined]:
 
 def reason(error: BaseException) -> str:
     """An error in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
 
 
 def own_gpus(visible: Sequence[Sequence[str]]) -> list[str]:
@@ -101,8 +101,16 @@ def visible_gpus() -> list[str]:
     """The UUIDs of the GPUs that this process may use, by their index. They begin with "GPU-", as NVML's."""
     import torch
 
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return [f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in range(count)]
+    return [f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in range(cuda_count())]
+
+
+def cuda_count() -> int:
+    """How many GPUs CUDA itself lists. torch.cuda.device_count() asks NVML first, which may list more."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return 0
+    return int(getattr(torch._C, "_cuda_getDeviceCount", torch.cuda.device_count)())
 
 
 def _store(me: Member) -> PrefixStore:

@@ -65,7 +65,8 @@ class NodeVerdict:
     """What a check found. `noted` maps nodes to a ratio, by measure: a hint of the light level.
 
     `slow` is None where the level does not look for slow nodes. `rounds` and `groups` say what it took.
-    `between` maps pairs of switches to why nothing passes between them.
+    `between` maps pairs of switches to why nothing passes between them. `busy` are nodes whose memory others
+    use. Nothing is known about them.
     """
 
     level: Level
@@ -75,6 +76,7 @@ class NodeVerdict:
     rounds: int
     groups: int
     between: Mapping[Group, str] = field(default_factory=dict)
+    busy: Group = ()
 
     @property
     def state(self) -> str:
@@ -86,7 +88,8 @@ class NodeVerdict:
     @property
     def reason(self) -> str:
         """Why something is not known, "" where all is."""
-        return "; ".join(why for why in (self.faults.reason, self.slow.reason if self.slow else "") if why)
+        busy = f"{', '.join(self.busy)}: others use the memory" if self.busy else ""
+        return "; ".join(w for w in (self.faults.reason, self.slow.reason if self.slow else "", busy) if w)
 
     def row(self) -> dict[str, object]:
         """The verdict as JSON-able evidence."""
@@ -100,6 +103,7 @@ class NodeVerdict:
             "links": [{"nodes": list(pair), "reason": why} for pair, why in self.faults.links.items()],
             "between": [{"switches": list(pair), "reason": why} for pair, why in self.between.items()],
             "undecided": list(self.faults.undecided),
+            "busy": list(self.busy),
             "slow": {node: vars(found) for node, found in slow.items()},
             "maybe_slow": dict(self.slow.undecided) if self.slow else {},
             "noted": {measure: dict(nodes) for measure, nodes in self.noted.items()},
@@ -114,6 +118,8 @@ class NodeCheck:
     `kinds` maps every node, in order, to what kind it is ("" if unknown). Neighbours of one kind and under
     the same one of `switches` are paired first. `seed` decides who is paired with whom when slow nodes are
     looked for.
+
+    A node whose memory others use takes part in no further round, and its groups have told nothing.
     """
 
     def __init__(
@@ -128,6 +134,7 @@ class NodeCheck:
         self._nodes = sorted(kinds, key=lambda node: (kinds[node], switches.get(node, "")))
         self._went_between = not level.between_switches
         self._results: list[GroupResult] = []
+        self._busy: set[str] = set()
         self._rounds = 0
         self._slow = SlowSearch(kinds, test=level.slow_test, seed=seed) if level.slow_test else None
         self._for_slow = False
@@ -135,7 +142,7 @@ class NodeCheck:
     def next_round(self) -> list[Group]:
         """Return the groups of the next round. Empty once all is known, or nothing more can be."""
         groups = faulty_nodes.next_round(
-            self._nodes, self._results, failures=self._level.failures, switches=self._switches
+            self._able(), self._telling(), failures=self._level.failures, switches=self._switches
         )
         if not groups and not self._went_between and self._results:
             self._went_between = True
@@ -146,13 +153,14 @@ class NodeCheck:
         if groups:
             return groups
         faults = self._faults()
-        self._slow.leave_out([*faults.faulty, *faults.undecided])
+        self._slow.leave_out([*faults.faulty, *faults.undecided, *self._busy])
         return self._slow.next_round() if self.any_passed and not faults.noisy else []
 
     def take(self, results: Sequence[GroupResult]) -> None:
         """Take in the results of the round that was asked for."""
         self._rounds += 1
         self._results += results
+        self._busy.update(node for result in results for node in result.busy)
         if self._for_slow and self._slow is not None:
             self._slow.take(results)
 
@@ -178,24 +186,31 @@ class NodeCheck:
             rounds=self._rounds,
             groups=len(results),
             between=bad_between(results, self._faults(), self._switches),
+            busy=tuple(sorted(self._busy)),
         )
+
+    def _able(self) -> list[str]:
+        return [node for node in self._nodes if node not in self._busy]
+
+    def _telling(self) -> list[GroupResult]:
+        return [result for result in self._results if self._busy.isdisjoint(result.members)]
 
     def _between_switches(self) -> list[Group]:
         """Pairs of nodes under different switches, of those that passed under their own."""
         if self._faults().noisy:
             return []
-        good = passed(self._results)
-        return pairs_between([node for node in self._nodes if node in good], self._switches)
+        good = passed(self._telling())
+        return pairs_between([node for node in self._able() if node in good], self._switches)
 
     def _faults(self) -> FaultVerdict:
-        return faulty_nodes.judge(self._nodes, self._results, failures=self._level.failures)
+        return faulty_nodes.judge(self._able(), self._telling(), failures=self._level.failures)
 
     def _second_times(self, groups: Sequence[Group]) -> list[Group]:
         """Return pairs of good nodes that are free in the second round: slow ones are noted by two times."""
         if self._rounds != 1 or len(self._nodes) < LEAST_TWICE:
             return []
-        busy = {node for group in groups for node in group}
-        return slowest_beside_fastest(self._results, set(self._nodes) - busy)
+        asked = {node for group in groups for node in group}
+        return slowest_beside_fastest(self._telling(), set(self._able()) - asked)
 
 
 def bad_between(

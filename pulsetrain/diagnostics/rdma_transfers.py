@@ -22,7 +22,7 @@ from pulsetrain.core.errors import Unavailable
 from pulsetrain.core.json import JsonObject
 from pulsetrain.diagnostics import perftest
 from pulsetrain.diagnostics.perftest import Ended, RdmaEnd
-from pulsetrain.diagnostics.transfers import TransferReport, own_address
+from pulsetrain.diagnostics.transfers import TransferReport, listen, own_address
 
 CONNECT_S = 2.0
 LISTEN_S = 3.0
@@ -44,7 +44,7 @@ def host_servers(*, address: str, seconds: float, ends: Ends) -> Iterator[dict[s
 
     It ends itself after `seconds`, even if nobody says so. A port receives one transfer at a time.
     """
-    listening = socket.create_server((own_address(address) or "0.0.0.0", 0))
+    listening = listen(own_address(address))
     threading.Timer(seconds, os._exit, (0,)).start()
     busy = {name: threading.Lock() for name in ends}
     threading.Thread(target=_accept, args=(listening, ends, busy), name="RDMA servers", daemon=True).start()

@@ -23,7 +23,8 @@ class GroupResult:
     `own_times_s` has what each member does alone, by node and name of the measure. `gpus` has the UUID of the
     GPU that each member used, by node, and nothing where they used processors.
     `took_s` is how long the group took with all that it had to set up, until the last member passed or the
-    first one failed. `given_up`: the time was up before any member had failed by itself.
+    first one failed. `given_up`: the time was up before any member had failed by itself. `unreached` are
+    members that did not reach the store, `busy` those that failed because others use their memory.
     """
 
     members: Group
@@ -36,6 +37,8 @@ class GroupResult:
     gpus: Mapping[str, str] = field(default_factory=dict)
     took_s: float = 0.0
     given_up: bool = False
+    unreached: Group = ()
+    busy: Group = ()
 
     def row(self) -> dict[str, object]:
         """The result as JSON-able evidence, without what members did alone."""

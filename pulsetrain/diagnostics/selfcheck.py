@@ -24,10 +24,11 @@ from pulsetrain.diagnostics import (
     gpucheck,
     local_group,
     machine_kind,
+    members,
     own_ports,
     own_rdma,
 )
-from pulsetrain.diagnostics.measurement import SEED, Check, Limits, Report, exact_operands
+from pulsetrain.diagnostics.measurement import SEED, Check, Limits, Report, exact_operands, out_of_memory
 
 DEVICES = ("auto", "cpu", "cuda")
 LEAST_BLOCKS = 4  # over the loopback
@@ -41,12 +42,14 @@ def run(
     whole_node: bool = False,
     timeout_s: float = 30.0,
     rdma: Sequence[JsonObject] = (),
+    gpus: Sequence[str] = (),
 ) -> Report:
     """Check this machine for about `seconds`. A check that cannot run has failed.
 
     `device` is "cpu", "cuda" (GPUs too) or "auto" (GPUs too if there are some). Raises `UsageError` for
     another. With `whole_node` all GPUs send to each other first, which takes up to `timeout_s` more and needs
     a process without a CUDA context. So do network ports (`own_ports`) and the ports of `rdma` (`own_rdma`).
+    `gpus` are UUIDs of the GPUs that CUDA should list, empty where that is not known.
     """
     refuse_unknown(device)
     began = time.perf_counter()
@@ -59,12 +62,15 @@ def run(
         checks += guarded("own_rdma", lambda: own_rdma.checks(rdma, seconds))
     if cuda:
         checks += guarded("cuda", lambda: gpucheck.checks(seconds / 2, limits))
+    listed, models = (members.visible_gpus(), _gpu_models()) if cuda else ([], [])
+    checks += missing_gpus(gpus, listed, models)
     return Report(
         ok=all(c.ok for c in checks),
         failed=[c.name for c in checks if not c.ok],
         busy=[c.name for c in checks if c.busy],
         device="cuda" if cuda else "cpu",
-        kind=machine_kind.describe(_gpu_models() if cuda else ()),
+        kind=machine_kind.describe(models),
+        gpus=listed,
         seconds=time.perf_counter() - began,
         checks=[c.row() for c in checks],
     )
@@ -96,18 +102,37 @@ def _cpu_checks(seconds: float, limits: Limits) -> Iterator[Check]:
 
 
 def guarded(name: str, measure: Callable[[], list[Check]]) -> list[Check]:
-    """What `measure` says. A check that cannot run is a failed one of that name."""
+    """What `measure` says. A check that cannot run has failed, or is busy if there is no memory for it."""
     try:
         return measure()
     except Exception as error:  # noqa: BLE001 - a check that cannot run is a failed check
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        return [Check(name=name, value=0.0, unit="", right=False, detail=reason[:300])]
+        busy = out_of_memory(reason)
+        detail = f"not measurable: {reason}" if busy else reason
+        return [Check(name=name, value=0.0, unit="", right=busy, detail=detail[:300], busy=busy)]
+
+
+def missing_gpus(expected: Sequence[str], listed: Sequence[str], models: Sequence[str] = ()) -> list[Check]:
+    """A failed check for each GPU that the driver lists and CUDA does not.
+
+    None where CUDA lists nothing, which its other checks are about, and where the two cannot be compared: it
+    has GPUs that the driver does not name, or parts of one (MIG).
+
+    >>> [check.name for check in missing_gpus(["GPU-a", "GPU-b"], ["GPU-a"])]
+    ['missing_GPU-b']
+    >>> missing_gpus(["GPU-a", "GPU-b"], []), missing_gpus(["GPU-a"], ["GPU-a", "GPU-c"])
+    ([], [])
+    """
+    parts = any(" MIG " in f"{model} " for model in models)
+    if not listed or not set(listed) <= set(expected) or parts:
+        return []
+    detail = f"the driver lists it among {len(expected)} GPUs, and CUDA lists {len(listed)} without it"
+    missing = [uuid for uuid in expected if uuid not in listed]
+    return [Check(name=f"missing_{uuid}", value=0.0, unit="", right=False, detail=detail) for uuid in missing]
 
 
 def _cuda_devices() -> int:
-    import torch
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return members.cuda_count()
 
 
 def _gpu_models() -> list[str]:

@@ -63,6 +63,7 @@ def run(*, seconds: float, device: str = "auto", rdma: Sequence[JsonObject] = ()
         busy=[*report["busy"], *(check.name for check in between_gpus if check.busy)],
         device=report["device"],
         kind=report["kind"],
+        gpus=report["gpus"],
         seconds=report["seconds"],
         checks=checks,
         pairs=[vars(pair) for pair in gpu_pairs.pairs(exchanged)],

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from typing import Any
 
 CHUNK = bytes(1 << 16)
 BUFFER_BYTES = 1 << 17
@@ -37,10 +38,10 @@ class TransferReport:
 
 
 class Sink:
-    """Takes what others send to one address, and throws it away."""
+    """Takes what others send to one address, and throws it away. "" is every address."""
 
     def __init__(self, address: str) -> None:
-        self._socket = socket.create_server((address, 0))
+        self._socket = listen(address)
         self.port = int(self._socket.getsockname()[1])
         threading.Thread(target=self._accept, name=f"sink {address}", daemon=True).start()
 
@@ -77,7 +78,7 @@ def host_sink(*, address: str, seconds: float, cpus: Sequence[int] = ()) -> Iter
         except OSError:
             yield {"port": 0}
             return
-    sink = Sink(own_address(address) or "0.0.0.0")
+    sink = Sink(own_address(address))
     threading.Timer(seconds, os._exit, (0,)).start()
     yield {"port": sink.port}
     sink.close()
@@ -91,13 +92,37 @@ def report(
 
 
 def own_address(address: str) -> str:
-    """The address if an interface of this machine has it, else ""."""
+    """The address if an interface of this machine has it, else "". An IPv6 one, too."""
     try:
-        with socket.socket() as tried:
-            tried.bind((address, 0))
+        family, at = resolved(address, 0)
+        with socket.socket(family) as tried:
+            tried.bind(at)
     except OSError:
         return ""
     return address
+
+
+def resolved(address: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+    """The family of an address or a name, and what a socket of it takes. IPv4 where a name has both.
+
+    Raises `OSError` for a name that nobody knows.
+
+    >>> resolved("::1", 80)
+    (<AddressFamily.AF_INET6: 10>, ('::1', 80, 0, 0))
+    """
+    found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    family, _, _, _, at = min(found, key=lambda row: row[0] != socket.AF_INET)
+    return family, at
+
+
+def listen(address: str) -> socket.socket:
+    """A socket that listens on an own address, IPv4 or IPv6. "": on all of them."""
+    if address:
+        family, at = resolved(address, 0)
+        return socket.create_server(at, family=family)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))
 
 
 def send(
@@ -114,14 +139,15 @@ def send(
     `source` is the own address to send from. An error is in the report.
     """
     try:
-        with socket.socket() as out:
+        family, to = resolved(address, port)
+        with socket.socket(family) as out:
             out.settimeout(timeout_s)
             out.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
             if bits_per_s:
                 out.setsockopt(socket.SOL_SOCKET, _PACING_RATE, max(1, int(bits_per_s / 8)))
             if source:
-                out.bind((source, 0))
-            out.connect((address, port))
+                out.bind(resolved(source, 0)[1])
+            out.connect(to)
             marks = [_mark(out)]
             end_s = marks[0][0] + seconds
             while marks[-1][0] < end_s:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from types import MappingProxyType
 from pulsetrain.core.json import JsonObject
 from pulsetrain.diagnostics.compare import slow_checks
 from pulsetrain.diagnostics.faulty_nodes import TELLING
+from pulsetrain.diagnostics.measurement import out_of_memory
 from pulsetrain.diagnostics.node_check import Level, NodeCheck, NodeVerdict
 from pulsetrain.diagnostics.rounds import Group, GroupResult
 from pulsetrain.protocol.messages import HostStore, PairCheck, Reply, SelfCheck
@@ -42,7 +44,7 @@ class CheckReport:
     """`failed` maps a node to the reason. `reports` holds what each node measured.
 
     `unreached` are nodes that lost their connection meanwhile, with what was asked of them. Nothing is known
-    about their machines, so they have not failed.
+    about their machines, so they have not failed. Nor is it about `busy` ones, whose memory others use.
 
     `verdict` is what the rounds of all-gathers say, None where there were none. `seconds` is how long all
     of it took.
@@ -54,6 +56,7 @@ class CheckReport:
     verdict: NodeVerdict | None = None
     seconds: float = 0.0
     unreached: Mapping[str, str] = field(default_factory=dict)
+    busy: frozenset[str] = frozenset()
 
     @property
     def passed(self) -> frozenset[str]:
@@ -96,12 +99,12 @@ async def run(
     """
     began_s = now_s()
     failed, unreached, reports = await _self_checks(nodes, policy, ids, level)
-    busy = {name for name, data in reports.items() if data.get("busy")}
+    busy = frozenset(name for name, data in reports.items() if data.get("busy"))
     able = (n for n in nodes if n.name not in {*failed, *unreached, *busy})
     healthy = sorted(able, key=lambda n: n.name)
     if level is None or len(healthy) < 2:
         seconds = now_s() - began_s
-        return CheckReport(failed=failed, reports=reports, unreached=unreached, seconds=seconds)
+        return CheckReport(failed=failed, reports=reports, unreached=unreached, busy=busy, seconds=seconds)
     kinds = {name: str(data.get("kind", "")) for name, data in reports.items()}
     report = await beside_others(healthy, policy, ids, level, kinds=kinds, store_job=store_job, now_s=now_s)
     return replace(
@@ -109,6 +112,7 @@ async def run(
         failed=failed | dict(report.failed),
         reports=reports,
         unreached=unreached | dict(report.unreached),
+        busy=busy | report.busy,
         seconds=now_s() - began_s,
     )
 
@@ -134,6 +138,7 @@ async def beside_others(
         failed=_without(rounds.unreached, rounds.failed | dict(verdict.faults.faulty)),
         reports={},
         unreached=rounds.unreached,
+        busy=frozenset(verdict.busy),
         groups=check.results,
         verdict=verdict,
         seconds=now_s() - began_s,
@@ -159,7 +164,7 @@ async def _self_checks(
         elif not reply.data.get("ok", False):
             failed[node.name] = f"self-check failed: {', '.join(reply.data.get('failed', []))}"
     reports = {n.name: dict(r.data) for n, r in zip(nodes, replies, strict=True)}
-    return _without_cuda(nodes, reports) | failed, unreached, reports
+    return _without_cuda(nodes, reports) | _too_few_gpus(nodes, reports) | failed, unreached, reports
 
 
 def _without_cuda(nodes: Sequence[Node], reports: Mapping[str, JsonObject]) -> dict[str, str]:
@@ -178,6 +183,32 @@ def _without_cuda(nodes: Sequence[Node], reports: Mapping[str, JsonObject]) -> d
         for name in gpus
         if device[name] == "cpu"
     }
+
+
+def _too_few_gpus(nodes: Sequence[Node], reports: Mapping[str, JsonObject]) -> dict[str, str]:
+    """Nodes with fewer GPUs than ranks, where another one of the same kind has enough.
+
+    Where ranks take turns on GPUs there need not be one for each.
+    """
+    own = [n for n in nodes if reports[n.name].get("gpus") and not n.hello.devices]
+    counts = {n.name: len(reports[n.name]["gpus"]) for n in own}
+    enough = {
+        (n.hello.nproc_per_node, _kind(reports[n.name])): n.name
+        for n in own
+        if counts[n.name] >= n.hello.nproc_per_node
+    }
+    return {
+        n.name: f"self-check: CUDA lists {counts[n.name]} GPUs for {n.hello.nproc_per_node} ranks, "
+        f"and {counts[other]} on {other}"
+        for n in own
+        if counts[n.name] < n.hello.nproc_per_node
+        and (other := enough.get((n.hello.nproc_per_node, _kind(reports[n.name]))))
+    }
+
+
+def _kind(report: JsonObject) -> str:
+    """What kind of machine it is, whatever the number of its GPUs."""
+    return re.sub(r"\b\d+ x ", "", str(report.get("kind", "")))
 
 
 async def _self_check(node: Node, policy: Policy, ids: Ids, level: Level | None) -> Reply:
@@ -216,8 +247,9 @@ class _Rounds:
     """Rounds of all-gathers. The groups of a round run at the same time and meet at one rendezvous store.
 
     While no group has passed, each round has its store on another node: a node that nobody reaches would make
-    every group fail. `failed` maps nodes that could not host a store to the reason, `unreached` those that
-    lost their connection to what was asked of them.
+    every group fail. So it is after a round in which a member did not reach the store. `failed` maps nodes
+    that could not host a store to the reason, `unreached` those that lost their connection to what was asked
+    of them.
     """
 
     def __init__(
@@ -256,10 +288,9 @@ class _Rounds:
                 timeout_s=timeout_s,
                 payload_bytes=level.payload_bytes,
             )
-            check.take(
-                await asyncio.gather(*(self._gather(group, command, store.node, number) for group in groups))
-            )
-            if not check.any_passed:
+            results = await asyncio.gather(*(self._gather(g, command, store.node, number) for g in groups))
+            check.take(results)
+            if not check.any_passed or any(result.unreached for result in results):
                 store = await self._host_store(end_s)
 
     def _timeout_s(self, level: Level, left_s: float) -> float:
@@ -323,7 +354,7 @@ class _Rounds:
 
 def _result(members: Group, replies: Sequence[Reply], store: str, number: int) -> GroupResult:
     """What the members of a group say together."""
-    errors = [f"{r.node}: {r.error or r.data.get('error') or 'failed'}" for r in replies if not _passed(r)]
+    errors = [f"{r.node}: {_error(r) or 'failed'}" for r in replies if not _passed(r)]
     return GroupResult(
         members=members,
         ok=not errors,
@@ -332,6 +363,8 @@ def _result(members: Group, replies: Sequence[Reply], store: str, number: int) -
         round=number,
         store=store,
         own_times_s={r.node: _own_times_s(r.data) for r in replies},
+        unreached=tuple(r.node for r in replies if r.data.get("store_unreachable")),
+        busy=tuple(r.node for r in replies if not _passed(r) and out_of_memory(_error(r))),
         gpus={r.node: str(r.data["gpu"]) for r in replies if r.data.get("gpu")},
     )
 
@@ -340,6 +373,10 @@ def _own_times_s(data: JsonObject) -> dict[str, float]:
     """A member's own times by measure. An agent of an earlier version reports none."""
     names = {"compute": "compute_s", "compute_mean": "compute_mean_s"}
     return {measure: float(data[key]) for measure, key in names.items() if data.get(key)}
+
+
+def _error(reply: Reply) -> str:
+    return reply.error or str(reply.data.get("error") or "")
 
 
 def _passed(reply: Reply) -> bool:

@@ -170,7 +170,10 @@ class _Rounds:
 
     def _port(self, name: str, rail: str) -> Port:
         made = port(name, rail, self._nodes[name].hello.switch, self.opened[name])
-        return replace(made, own_bits_per_s=self._own_rate(name, rail))
+        machines = {opened.machine for opened in self.opened.values()}
+        differ = len(machines) > 1 and "" not in machines  # an agent of an earlier version does not say it
+        machine = self.opened[name].machine if differ else ""
+        return replace(made, own_bits_per_s=self._own_rate(name, rail), machine=machine)
 
     async def _send_to_themselves(self) -> None:
         """Measure one stream inside each machine whose port has a rate. Over TCP it bounds that rate."""

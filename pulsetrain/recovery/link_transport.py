@@ -20,7 +20,7 @@ class OpenPorts:
 
     A sender asks at `rdma_port` for a server. `rdma` has the memory nodes by RDMA port, `active` the ports
     whose link is up. `why_no_rdma` says why there are none. `speeds` has the rates of ports in bits a second,
-    that of the TCP port too, without those that do not count.
+    that of the TCP port too, without those that do not count. `machine` is what kind of machine it is.
     """
 
     tcp_port: int
@@ -30,6 +30,7 @@ class OpenPorts:
     active: frozenset[str] = frozenset()
     why_no_rdma: str = ""
     speeds: Mapping[str, float] = field(default_factory=dict)
+    machine: str = ""
 
     @classmethod
     def of(cls, data: JsonObject) -> OpenPorts:
@@ -45,6 +46,7 @@ class OpenPorts:
             why_no_rdma=str(rdma.get("why_not", "")),
             speeds={RAIL: float(data.get("speed_bits_per_s", 0.0))}
             | {name: float(port.get("speed_bits_per_s", 0.0)) for name, port in ports.items()},
+            machine=str(data.get("machine", "")),
         )
 
 
@@ -96,4 +98,5 @@ def _lacking(nodes: Mapping[str, OpenPorts], reasons: Mapping[str, int]) -> str:
 def port(node: str, rail: str, switch: str, opened: OpenPorts) -> Port:
     """The port of a node on one rail, with its other memory nodes."""
     memories = opened.memory_ports if rail == RAIL else opened.rdma[rail]
-    return Port(node=node, rail=rail, switch=switch, memories=tuple(sorted(memories)))
+    speed = opened.speeds.get(rail, 0.0)
+    return Port(node=node, rail=rail, switch=switch, memories=tuple(sorted(memories)), link_bits_per_s=speed)

@@ -128,7 +128,7 @@ class Policy:
     faults_of_a_node: int = 3
     """At which fault in a day a node is evicted, if there is a standby and no other node that trains was at
     fault half as often. To be lost before the first step counts. What ranks of several nodes ended with does
-    not. 0: never for that."""
+    not, nor that the kernel kills always the same rank because memory is short. 0: never for that."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_healthy_ratio <= 1:

@@ -4,15 +4,21 @@ What ends ranks on all nodes alike is no fault of one of them. So an error that 
 ended with does not count, whatever it is called, and a node must be at fault far more often than any other.
 A node that is lost before the first step counts as well: one whose agent dies in each attempt and comes back
 would stop the job for ever. Later on nodes come and go for reasons of others, too.
+
+Where the kernel kills a rank because memory is short, either the machine has little of it or that rank takes
+much. It is the machine if different ranks die there, and the rank if it dies on another machine as well, or
+if it alone of several dies.
 """
 
 from __future__ import annotations
 
 import re
+from signal import SIGKILL
 
 from pulsetrain.protocol.exits import last_error
 from pulsetrain.recovery import arithmetic_checks
 from pulsetrain.recovery.back_off import COUNTED
+from pulsetrain.recovery.nodes import Node
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Event
@@ -21,6 +27,10 @@ REMEMBERED_S = 86400.0  # a fault of a node
 MORE_OFTEN = 2  # than any other node that trains must a node be at fault
 MOST_ERRORS = 256
 """Errors that are remembered, the newest."""
+MEMORY_KILLS = ("out_of_memory", "cgroup_out_of_memory")
+"""rules of kernel_rules.toml"""
+KILLED_WITHIN_NS = 15 * 10**9
+"""lies the kernel's line of the end of the rank that it tells of. Agents read its log once a second"""
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
@@ -28,7 +38,8 @@ def at_a_stop(job: JobState) -> dict[str, str]:
     """The node that is at fault, with the reason, where that is so for the third time and a standby is there.
 
     Without one the job would have to wait. The user's own exceptions are no fault of a node. Nor is a NaN of
-    a node whose products were right at this stop, nor an error that another node's ranks ended with, too.
+    a node whose products were right at this stop, nor an error that another node's ranks ended with, too, nor
+    a rank that takes too much memory.
     """
     recovery, limit = job.recovery, job.services.policy.faults_of_a_node
     now_s = job.services.clock.monotonic_s()
@@ -37,6 +48,8 @@ def at_a_stop(job: JobState) -> dict[str, str]:
     if recovery.fault.event is Event.HANG:  # rank 0, which saves and evaluates, is always on the same node
         return {}
     if arithmetic_checks.explains(job, recovery.fault) or _is_the_jobs(job, recovery.fault):
+        return {}
+    if _takes_too_much_memory(job, recovery.fault):
         return {}
     node, failed = recovery.fault.node, job.members.failed
     if not recovery.node_counted:
@@ -68,6 +81,23 @@ def _is_the_jobs(job: JobState, fault: Fault) -> bool:
     while len(known) > MOST_ERRORS:
         del known[next(iter(known))]
     return any(len(known[error]) > 1 for error in errors)
+
+
+def _takes_too_much_memory(job: JobState, fault: Fault) -> bool:
+    """Whether the kernel killed a rank for memory, and that rank is why. Notes who was killed where."""
+    node = job.members.nodes.get(fault.node)
+    if node is None or fault.exit_code != -SIGKILL or not _kernel_kills(node, fault.onset_ns):
+        return False
+    killed = job.restarts.killed_for_memory
+    here = killed[node.name] = killed.get(node.name, frozenset()) | {fault.rank}
+    if any(fault.rank in ranks for name, ranks in killed.items() if name != node.name):
+        return True
+    return len(here) == 1 and node.hello.nproc_per_node > 1
+
+
+def _kernel_kills(node: Node, at_ns: int) -> bool:
+    signs = [s for s in node.heartbeat.hardware if s.kind in MEMORY_KILLS] if node.heartbeat else []
+    return any(abs(ns - at_ns) < KILLED_WITHIN_NS for s in signs for ns in (*s.times_ns, s.last_ns))
 
 
 def _forget_old(job: JobState, now_s: float) -> None:

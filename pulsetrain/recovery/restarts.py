@@ -19,8 +19,9 @@ class Restarts:
     out to be whole nowhere, until an attempt trains again. `unexplained` counts faults in a row that name
     nobody and whose checks found nobody, each within a day of the one before, and `unexplained_s` is when the
     last one was. `by_node` has the times at which a fault of a node has stopped the job, `failed_from` how
-    often an attempt failed soon after that step. `errors` has the nodes whose ranks ended with an error.
-    A new hub does not know it.
+    often an attempt failed soon after that step. `errors` has the nodes whose ranks ended with an error,
+    `killed_for_memory` the ranks that the kernel killed because memory was short, by node. A new hub knows
+    neither.
     """
 
     used: int = 0
@@ -31,6 +32,7 @@ class Restarts:
     failed_from: Counter[int] = field(default_factory=Counter)
     unrestorable: set[tuple[int, int]] = field(default_factory=set)
     errors: dict[str, frozenset[str]] = field(default_factory=dict)
+    killed_for_memory: dict[str, frozenset[int]] = field(default_factory=dict)
 
     def count_unexplained(self, now_s: float) -> None:
         """A fault that names nobody."""

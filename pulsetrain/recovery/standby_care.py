@@ -26,6 +26,7 @@ STORE = "standby checks"
 NEW = "it has not passed a light check yet"
 PROBATION = "probation: "
 NEVER_PASSED = "it passed beside no other node, and others passed"
+BUSY = "others use its memory, so it could not be checked"
 AGAIN_S = 30.0  # after a check that failed, or one that could not end a probation
 LATE_S = 30.0  # so long after it was due the next periodic check is over
 PARTNERS = 2  # good nodes, beside which a node must fail to count as faulty
@@ -35,13 +36,16 @@ def welcome(job: JobState, node: Node, past: NodeMemory | None) -> None:
     """A node joined. `past` is what the job remembers of it.
 
     One that the controller evicted serves a probation. One that joins a job that has begun is checked before
-    it can be promoted. One that a new hub hears of stays under its cordon, for its whole time anew.
+    it can be promoted. One that a new hub hears of stays under its cordon, for its whole time anew. Where the
+    job forms, agents that were started anew are of another run, and count as new: but for a machine that the
+    controller evicted.
     """
     now_s = job.services.clock.monotonic_s()
     node.checked_s = node.clean_since_s = now_s
     held = job.phase is Phase.PREEMPTED and not job.members.world  # it was not launched yet by this hub
     forming = job.phase is Phase.FORMING or held
-    if job.services.policy.observe_only or (forming and (past is None or past.pid != node.hello.pid)):
+    other_run = past is None or (past.pid != node.hello.pid and not _had_to_go(past))
+    if job.services.policy.observe_only or (forming and other_run):
         return
     if not forming:
         node.cordon, node.checked_s = NEW, float("-inf")
@@ -49,13 +53,17 @@ def welcome(job: JobState, node: Node, past: NodeMemory | None) -> None:
         return
     if past.cordon:
         node.cordon, node.probation_s = past.cordon, past.probation_s
-    elif past.evicted_by == "controller" and not forming:
+    elif past.evicted_by == "controller" and not (forming and past.pid == node.hello.pid):
         node.cordon = f"{PROBATION}it was evicted for {past.evicted}"
         node.probation_s = job.services.policy.probation_s
         job.write("probation", {"reason": past.evicted, "seconds": node.probation_s}, node=node.name)
         job.remember(node)
     elif not forming:
         job.forget(node.name)
+
+
+def _had_to_go(past: NodeMemory) -> bool:
+    return past.evicted_by == "controller" or past.cordon.startswith(PROBATION)
 
 
 _AWAKE = (Phase.FORMING, Phase.STARTING, Phase.RUNNING, Phase.WAITING)
@@ -121,8 +129,7 @@ def _has_passed(node: Node, report: CheckReport) -> bool:
 
     One whose GPU somebody else uses took no part.
     """
-    busy = bool(report.reports.get(node.name, {}).get("busy"))
-    return node.name in report.passed or (report.verdict is None and not busy)
+    return node.name in report.passed or (report.verdict is None and node.name not in report.busy)
 
 
 def note_passed(job: JobState, nodes: Sequence[Node], report: CheckReport) -> None:
@@ -138,7 +145,8 @@ async def check_before_promotion(job: JobState) -> Set[str]:
 
     Their partners are nodes that stay in the world. A standby that fails is cordoned. An active node that
     fails has failed the check of the job. Where nothing passed, nobody can be blamed: then the standbys are
-    promoted all the same. Returns the nodes that lost their connection meanwhile.
+    promoted all the same, but for one whose memory others use. Its ranks would find none. Returns the nodes
+    that lost their connection meanwhile.
     """
     limit_s, late = job.services.policy.promotion_check_s, _late(job)
     if not late or limit_s <= 0 or job.services.policy.observe_only:
@@ -150,18 +158,20 @@ async def check_before_promotion(job: JobState) -> Set[str]:
         return set()
     level = replace(LEVELS[LIGHT], limit_s=min(limit_s, LEVELS[LIGHT].limit_s))
     report = await checks.beside_others(nodes, job.services.policy, job.next_id, level)
+    busy = dict.fromkeys({node.name for node in late} & report.busy, BUSY)
     never: set[str] = set()
     if report.passed:
         never = {n.name for n in late} - report.passed - report.failed.keys() - report.unreached.keys()
-        report = replace(report, failed={**report.failed, **dict.fromkeys(never, NEVER_PASSED)})
+    unknown = dict.fromkeys(never, NEVER_PASSED) | busy
+    report = replace(report, failed=unknown | dict(report.failed))
     note_passed(job, nodes, report)
     _tell(job, late, beside, report)
     for node in late:
         if node.name in report.unreached:
             node.checked_s = float("-inf")
         elif node.name in report.failed:
-            # One that was only too late for this check has not failed: it may try again in a moment.
-            probation_s = 0.0 if node.name in never else None
+            # One that was too late for this check, or is busy, has not failed: it tries again in a moment.
+            probation_s = 0.0 if node.name in unknown else None
             _hold_back(job, node, report.failed[node.name], probation_s=probation_s)
     names = {node.name for node in beside}
     job.members.failed |= {name: why for name, why in report.failed.items() if name in names}

@@ -207,10 +207,18 @@ def test_checks_run_in_the_zygote(session):
         "all_gather:run": {"ok": True, "seconds": 1},
     }
     assert session.execute(SelfCheck(id=1, seconds=2.0)).data == {"ok": True}
-    check = PairCheck(id=2, members=("b", "a"), store_address="h", store_port=1, prefix="p", timeout_s=5.0)
-    assert session.execute(check).data == {"ok": True, "seconds": 1}
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        assert session.execute(pair_check(store)).data == {"ok": True, "seconds": 1}
     _, kwargs, timeout_s = session.node.zygote.calls[-1]
-    assert (kwargs["index"], kwargs["size"], timeout_s) == (1, 2, 6.0)
+    assert (kwargs["index"], kwargs["size"]) == (1, 2)
+    assert timeout_s == pytest.approx(6.0, abs=1.0)
+
+
+def pair_check(store):
+    address, port = store.getsockname()
+    return PairCheck(
+        id=2, members=("b", "a"), store_address=address, store_port=port, prefix="p", timeout_s=5.0
+    )
 
 
 @pytest.mark.parametrize("state", [{"ready": False}, {"dead": True}])
@@ -230,8 +238,10 @@ def test_a_zygote_that_ends_while_it_checks_has_not_failed_the_check(session):
     assert "started anew" in session.execute(SelfCheck(id=1)).data["not_ready"]
 
 
-def test_a_node_says_what_its_port_promises(session):
-    assert session.execute(LinkSink(id=1, seconds=0.0)).data["speed_bits_per_s"] == 2.5e10
+def test_a_node_says_what_its_port_promises_and_what_machine_it_is(session):
+    data = session.execute(LinkSink(id=1, seconds=0.0)).data
+    assert data["speed_bits_per_s"] == 2.5e10
+    assert "cores" in data["machine"]
 
 
 def test_all_gpus_of_a_node_have_time_to_meet(session):
@@ -244,12 +254,31 @@ def test_all_gpus_of_a_node_have_time_to_meet(session):
     ]
 
 
+def test_a_self_check_knows_which_gpus_cuda_should_list():
+    node = Node()
+    node.zygote.results = {"selfcheck:run": {"ok": True}}
+    commands = Commands(node, FakeCheckpoints(), gpus=["GPU-a"])
+    replied = threading.Event()
+    commands.execute(SelfCheck(id=1, seconds=2.0), lambda _: replied.set())
+    assert replied.wait(40)
+    assert node.zygote.calls[-1][1] == {"seconds": 2.0, "gpus": ["GPU-a"]}
+
+
 def test_a_pair_check_that_times_out_is_a_failed_check_and_no_error(session):
     session.node.zygote.results = {"all_gather:run": Unavailable("no result in 6 s")}
-    check = PairCheck(id=2, members=("a", "b"), store_address="h", store_port=1, prefix="p", timeout_s=5.0)
-    reply = session.execute(check)
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        reply = session.execute(pair_check(store))
     assert reply.error == ""
     assert reply.data == {"ok": False, "seconds": 5.0, "error": "no result in 6 s"}
+
+
+def test_a_member_that_does_not_reach_the_store_says_so_at_once_and_forks_nothing(session):
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        check = pair_check(store)
+    reply = session.execute(check)
+    assert (reply.error, session.node.zygote.calls) == ("", [])
+    assert (reply.data["ok"], reply.data["store_unreachable"]) == (False, True)
+    assert reply.data["error"].startswith(f"store not reached: 127.0.0.1:{check.store_port}: ")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 
 from pulsetrain.agent.launch_options import LaunchOptions, NodeOptions, OutputOptions, address_towards
 from pulsetrain.agent.processes.rank import Program
+from pulsetrain.diagnostics.transfers import own_address
 
 PROGRAM = Program(argv=("/jobs/train_gpt.py", "--steps", "3"))
 
@@ -46,3 +47,8 @@ def test_a_node_is_reached_where_the_user_says_else_on_the_way_to_the_hub():
 
 def test_a_hub_whose_name_is_unknown_leaves_loopback():
     assert address_towards("http://no-such-host.invalid:1") == "127.0.0.1"
+
+
+@pytest.mark.skipif(not own_address("::1"), reason="no IPv6 here")
+def test_an_address_towards_a_hub_with_ipv6_is_one():
+    assert address_towards("http://[::1]:8780") == "::1"

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from pulsetrain.agent.machine_health import MachineHealth, identity
+from pulsetrain.analytics.machines.signs import JobLook, Machine, judge, load_tables
 from pulsetrain.collectors.machine.gpu import GpuSampler
 from pulsetrain.collectors.machine.samples import metrics
 from pulsetrain.records.columns import Columns
@@ -33,6 +34,21 @@ def test_lines_and_samples_become_signs():
     signs = {(s.kind, s.device, s.code) for s in health.signs(S)}
     assert signs == {("xid", "0000:9b:00", 79), ("gpu_lost", "GPU-1", 0)}
     assert health.loops == ()
+
+
+def test_a_port_that_the_job_does_not_use_is_told_and_asks_for_nothing():
+    health = MachineHealth(unused=["san0"])
+    for at, downs in enumerate((0.0, 1.0, 1.0, 2.0)):
+        ports = [(port, "nic_link_downed_total", downs) for port in ("eth0", "san0")]
+        health.observe(metrics("n", ports, (1 + 9 * at) * S))
+    health.observe(lines("mlx5_core 0000:5c:00.0 san0: Link down", "mlx5_core 0000:5d:00.0 eth0: Link down"))
+    found = judge(
+        Machine(node="n", signs=health.signs(30 * S)),
+        load_tables(),
+        JobLook(job="j", attempt=0, now_ns=30 * S),
+    )
+    asked = {(f.subject, f.evidence["response"]) for f in found}
+    assert asked == {("n/eth0", "evict_at_step"), ("n/san0", "inform")}
 
 
 def test_a_message_of_three_lines_is_one_sign():
@@ -107,6 +123,20 @@ def test_what_happens_to_gpus_of_other_jobs_is_not_told(environ, seen):
     health.observe(lines(XID))
     health.observe(metrics("n", [("GPU-3", "gpu_lost", 1.0)], S))
     assert {sign.kind for sign in health.signs(S)} == seen
+
+
+@pytest.mark.parametrize(
+    ("environ", "usable"),
+    [
+        ({}, 4),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, 2),
+        ({"CUDA_VISIBLE_DEVICES": "0,9"}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-7"}, 0),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 0),
+    ],
+)
+def test_gpus_that_ranks_may_use_are_known_where_that_can_be_told(environ, usable):
+    assert list(MachineHealth(GPUS, environ=environ).usable) == [gpu["uuid"] for gpu in GPUS[:usable]]
 
 
 def test_where_cuda_counts_gpus_in_an_order_of_its_own_all_are_told():

@@ -219,6 +219,32 @@ def test_a_store_that_nobody_reaches_is_no_evidence_against_the_others(broken):
     assert exact(fleet.play(), broken)
 
 
+@pytest.mark.parametrize(("stores", "named"), [("a", []), ("ac", ["h"]), ("ae", ["h"]), ("ah", [])])
+def test_stores_that_a_node_did_not_reach_count_by_the_good_nodes_that_have_them(stores, named):
+    results = [
+        GroupResult(
+            members=pair,
+            ok=pair[1] != "h",
+            seconds=1.0,
+            round=number,
+            store=store,
+            unreached=("h",) if pair[1] == "h" else (),
+        )
+        for number, store in enumerate(stores)
+        for pair in (("a", "b"), ("c", "d"), ("e", "f"), ("g", "h"))
+    ]
+    verdict = judge("abcdefgh", results)
+    assert sorted(verdict.faulty) == named
+    assert set(verdict.undecided) == {"g", "h"} - set(named)
+
+
+def test_a_path_between_good_nodes_is_told():
+    pairs = [GroupResult(members=pair, ok=True, seconds=1.0, store="a") for pair in (("a", "b"), ("c", "d"))]
+    missed = GroupResult(members=("d", "b"), ok=False, seconds=1.0, round=1, store="a", unreached=("d",))
+    verdict = judge("abcd", [*pairs, missed])
+    assert (verdict.faulty, verdict.reason) == ({}, "d did not reach the store on a")
+
+
 def test_the_reason_names_the_witnesses_and_the_first_error():
     results = [
         GroupResult(members=("a", "b"), ok=True, seconds=1.0),

@@ -35,8 +35,7 @@ def raising(error):
     ],
 )
 def test_a_gpu_whose_memory_others_use_is_busy_and_has_not_failed(monkeypatch, error):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(gpucheck, "cuda_count", lambda: 2)
     monkeypatch.setattr(gpucheck, "_checksum", lambda device: Check(name=str(device), value=0, unit=""))
     monkeypatch.setattr(gpucheck, "_speed", lambda device, *_: Check(name=str(device), value=1, unit=""))
     monkeypatch.setattr(gpucheck, "_memory", raising(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import queue
 import socket
@@ -81,13 +82,43 @@ def test_a_check_that_cannot_run_has_failed(monkeypatch):
     assert "no sockets here" in report["checks"][-1]["detail"]
 
 
+def test_a_check_for_which_the_machine_has_no_memory_is_busy_and_has_not_failed(monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    report = selfcheck.run(seconds=0.05, device="cpu")
+    assert (report["failed"], report["busy"]) == ([], ["loopback_bandwidth"])
+
+
 def test_a_busy_gpu_is_told_and_fails_nobody(monkeypatch):
     busy = selfcheck.Check(name="gpu0", value=0.0, unit="", busy=True)
-    monkeypatch.setattr(selfcheck, "_cuda_devices", lambda: 1)
-    monkeypatch.setattr(selfcheck, "_gpu_models", list)
-    monkeypatch.setattr(selfcheck.gpucheck, "checks", lambda *_: [busy])
+    with_gpus(monkeypatch, ["GPU-a"], [busy])
     report = selfcheck.run(seconds=0.05)
     assert (report["ok"], report["failed"], report["busy"]) == (True, [], ["gpu0"])
+
+
+def with_gpus(monkeypatch, uuids, checks, model="H100"):
+    """CUDA lists these GPUs, and their checks come to this."""
+    monkeypatch.setattr(selfcheck.members, "cuda_count", lambda: len(uuids))
+    monkeypatch.setattr(selfcheck.members, "visible_gpus", lambda: uuids)
+    monkeypatch.setattr(selfcheck, "_gpu_models", lambda: [model] * len(uuids))
+    monkeypatch.setattr(selfcheck.gpucheck, "checks", lambda *_: checks)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected", "failed"),
+    [
+        ("H100", "abc", ["missing_GPU-c"]),
+        ("H100", "ab", []),
+        ("H100", "", []),
+        ("A100 MIG 1g.5gb", "abc", []),
+    ],
+)
+def test_a_gpu_that_the_driver_lists_and_cuda_does_not_fails_by_name(monkeypatch, model, expected, failed):
+    with_gpus(monkeypatch, ["GPU-a", "GPU-b"], [], model)
+    report = selfcheck.run(seconds=0.05, gpus=[f"GPU-{name}" for name in expected])
+    assert (report["failed"], report["gpus"]) == (failed, ["GPU-a", "GPU-b"])
 
 
 def test_altered_bytes_on_the_loopback_are_seen(monkeypatch):

@@ -170,7 +170,7 @@ class FakeAgent:
         self.phase = "forward"
         self.replay_error, self.replay_says, self.replay_takes_s = "loss is nan", "", 1.0
         self.replay_fails_with, self.waits_in_replay, self.waiting = frozenset(), frozenset(), None
-        self.deaf = False
+        self.deaf = self.full = False
         self.stepless, self.worked = stepless, 0
         self.commands = []
         self.steps = {}
@@ -209,7 +209,8 @@ class FakeAgent:
         elif isinstance(command, SelfCheck):
             data = {"ok": not self.sick, "failed": ["gemm"] if self.sick else []}
         elif isinstance(command, PairCheck):
-            data = {"ok": not self.deaf, "seconds": 0.1}
+            data = {"ok": not (self.deaf or self.full), "seconds": 0.1}
+            data["error"] = "OutOfMemoryError: CUDA out of memory." if self.full else ""
         elif isinstance(command, ReplayCheck):
             if self.waiting is not None:
                 ended = {"ok": False, "error": "", "not_judged": "the replay was ended", "seconds": 9.0}

@@ -92,6 +92,31 @@ def test_a_job_that_wants_no_gpus_and_a_node_without_some_are_checked_on_process
     assert check(WithGpus("a", one), WithGpus("b", other, gpu_count)).failed == {}
 
 
+class Listing(FakeNode):
+    """CUDA lists so many GPUs on it for eight ranks."""
+
+    def __init__(self, name, count, model="H100", **changes):
+        super().__init__(name, kind=f"EPYC, 96 cores, {count} x {model}")
+        self.count = count
+        self.hello = dataclasses.replace(self.hello, **{"nproc_per_node": 8, "gpu_count": 8, **changes})
+
+    async def ask(self, command, timeout_s):
+        reply = await super().ask(command, timeout_s)
+        more = {"device": "cuda", "gpus": [f"GPU-{i}" for i in range(self.count)]}
+        return dataclasses.replace(reply, data={**reply.data, **more})
+
+
+def test_a_node_with_fewer_gpus_than_ranks_fails_where_one_of_its_kind_has_enough():
+    why = "self-check: CUDA lists 7 GPUs for 8 ranks, and 8 on a"
+    assert check(Listing("a", 8), Listing("b", 7)).failed == {"b": why}
+
+
+@pytest.mark.parametrize("other", [{"count": 7}, {"count": 8, "model": "A100"}, {"count": 8, "devices": 4}])
+def test_fewer_gpus_than_ranks_may_be_what_is_wanted(other):
+    devices = other.get("devices", 0)
+    assert check(Listing("a", **other), Listing("b", 7, devices=devices)).failed == {}
+
+
 def test_what_is_inside_a_node_is_tested_where_the_level_is_full():
     nodes = [FakeNode("a"), FakeNode("b")]
     for level in (FULL, LIGHT, None):
@@ -181,6 +206,40 @@ def test_a_node_that_cannot_talk_to_good_ones_is_found_and_its_partners_are_not_
 def test_a_broken_node_is_found_though_it_hosts_the_first_store():
     nodes = [FakeNode(name, deaf=("a",)) for name in "abcde"]
     assert set(check(*nodes, level=LIGHT).failed) == {"a"}
+
+
+class BehindAPath(FakeNode):
+    """It does not reach the stores of some nodes, and exchanges with all."""
+
+    def __init__(self, name, *missed):
+        super().__init__(name)
+        self.missed = missed
+
+    async def ask(self, command, timeout_s):
+        reply = await super().ask(command, timeout_s)
+        if isinstance(command, PairCheck) and command.store_address.removeprefix("at-") in self.missed:
+            data = {"ok": False, "error": "store not reached", "store_unreachable": True}
+            return dataclasses.replace(reply, data=data)
+        return reply
+
+
+@pytest.mark.parametrize("behind", ["be", "bdeh", "cdefgh", "bcdefgh"])
+def test_a_bad_path_to_the_store_names_nobody_and_the_next_round_has_another(behind):
+    nodes = [BehindAPath(n, "a") if n in behind else FakeNode(n) for n in "abcdefgh"]
+    report = check(*nodes, level=LIGHT)
+    assert report.failed == {}
+    assert report.passed == set("abcdefgh")
+    assert report.verdict.rounds <= 3
+
+
+@pytest.mark.parametrize("sick", "abch")
+def test_a_node_that_reaches_no_store_but_its_own_is_named(sick):
+    names = "abcdefgh"
+    nodes = [BehindAPath(n, *names.replace(n, "")) if n == sick else FakeNode(n) for n in names]
+    others = [BehindAPath(n.name, sick) if n.name != sick else n for n in nodes]
+    report = check(*others, level=LIGHT)
+    assert list(report.failed) == [sick]
+    assert report.passed == set(names.replace(sick, ""))
 
 
 def test_a_link_is_told_and_fails_no_node():
@@ -311,6 +370,38 @@ def test_a_node_whose_gpu_is_busy_takes_part_in_no_pair_and_has_not_failed():
     report = check(FakeNode("a"), Busy("b"), FakeNode("c"), level=LIGHT)
     assert report.failed == {}
     assert [group.members for group in report.groups] == [("a", "c")]
+
+
+class MemoryShort(FakeNode):
+    """Others use its memory."""
+
+    async def ask(self, command, timeout_s):
+        reply = await super().ask(command, timeout_s)
+        error = "OutOfMemoryError: CUDA out of memory."
+        data = {"ok": False, "error": error} if isinstance(command, PairCheck) else reply.data
+        return dataclasses.replace(reply, data=data)
+
+
+@pytest.mark.parametrize("level", [LIGHT, FULL])
+def test_a_node_without_free_memory_in_a_round_has_not_failed_and_is_asked_once(level):
+    short = MemoryShort("b")
+    report = check(*(short if n == "b" else BesideShort(n) for n in "abcdefgh"), level=level)
+    assert report.failed == {}
+    assert report.passed == set("acdefgh")
+    assert report.busy == {"b"}
+    assert report.verdict.busy == ("b",)
+    assert "b: others use the memory" in report.verdict.reason
+    assert sum(isinstance(c, PairCheck) for c in short.commands) == 1
+
+
+class BesideShort(FakeNode):
+    """It waits in vain for b."""
+
+    async def ask(self, command, timeout_s):
+        reply = await super().ask(command, timeout_s)
+        if isinstance(command, PairCheck) and "b" in command.members:
+            return dataclasses.replace(reply, data={"ok": False, "error": "Connection closed by peer"})
+        return reply
 
 
 def test_a_node_that_cannot_host_the_store_fails():

@@ -27,13 +27,14 @@ class FakeNode:
         refuses="",
         speed=0.0,
         own=8e9,
+        machine="",
     ):
         """`rdma` has its RDMA ports. It `refuses` to send by RDMA with this error.
 
         Its ports have negotiated `speed`, and a stream to itself reaches `own`.
         """
         self.memory_port, self.rdma, self.refuses = memory_port, rdma, refuses
-        self.speed, self.own = speed, own
+        self.speed, self.own, self.machine = speed, own, machine
         self.name, self.error, self.factors = name, error, dict(factors)
         self.hello = hello(name, address=f"at-{name}", switch=switch)
         self.commands = []
@@ -46,6 +47,7 @@ class FakeNode:
             ports = {"1": self.memory_port} if self.memory_port else {}
             data = {"port": 4242 if command.seconds else 0, "memory_ports": ports}
             data |= {"speed_bits_per_s": self.speed} if self.speed else {}
+            data |= {"machine": self.machine} if self.machine else {}
             if self.rdma:
                 port = {"active": True, "memories": ["1"], "speed_bits_per_s": self.speed}
                 data["rdma"] = {"port": 4242, "ports": dict.fromkeys(self.rdma, port), "why_not": ""}
@@ -85,6 +87,22 @@ def test_a_slow_node_is_named_with_both_directions():
     assert report.verdict.culprits[0].reason == "in: 40% of the usual rate; out: 40% of the usual rate"
     assert report.detail()["state"] == "found"
     assert report.nodes == list("abcdef")
+
+
+def test_a_slower_port_beside_faster_ones_is_good_as_long_as_it_reaches_its_own_rate():
+    for share, expected in ((0.24, []), (0.1, [("node", "c")])):
+        slow = {("c", ""): share, ("", f"c@{RDMA[0]}"): share, ("", f"c@{RDMA[0]}1"): share}
+        nodes = [FakeNode(n, slow, rdma=RDMA[:1], speed=2.5e8 if n == "c" else 1e9) for n in "abcdefgh"]
+        assert named(measure(*nodes)) == expected
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"), [("old", []), ("new", [("node", "c")]), ("", [("node", "c")])]
+)
+def test_a_machine_of_another_kind_that_takes_less_is_no_bad_link(other, expected):
+    slow = {("c", ""): 0.6, ("", "c"): 0.6}
+    report = measure(*(FakeNode(n, slow, machine=other if n == "c" else "new") for n in "abcdefgh"))
+    assert named(report) == expected
 
 
 def test_ports_that_are_all_far_below_their_own_rate_are_told():

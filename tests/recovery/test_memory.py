@@ -120,6 +120,42 @@ def test_a_cordon_that_holds_up_the_first_launch_can_end():
     run(scenario)
 
 
+@pytest.mark.parametrize(
+    "past",
+    [
+        NodeMemory(pid=7, evicted="fan", evicted_by="controller"),
+        NodeMemory(pid=7, cordon="probation: it was evicted for fan", probation_s=60.0),
+    ],
+    ids=["evicted", "on probation"],
+)
+def test_a_machine_that_an_earlier_hub_evicted_serves_its_probation_before_the_first_launch_too(past):
+    async def scenario():
+        memory = FakeMemory()
+        memory.node("j", "b", past)
+        fleet = Fleet("ab", policy=Policy(probation_s=60), memory=memory)
+        await fleet.settle(0.6)
+        assert (fleet.job.attempt, fleet.node("b").cordon) == (-1, "probation: it was evicted for fan")
+        fleet.agents["z"] = fleet.join("z")
+        await fleet.settle(0.6)
+        assert [p.node for p in fleet.job.world] == ["a", "z"]
+        await pass_time(fleet, 120)
+        assert (fleet.node("b").cordon, memory.nodes) == ("", {})
+
+    run(scenario)
+
+
+def test_another_run_begins_with_machines_that_a_person_evicted_or_that_failed_a_check():
+    async def scenario():
+        memory = FakeMemory()
+        memory.node("j", "a", NodeMemory(pid=7, evicted="fan", evicted_by="ann"))
+        memory.node("j", "b", NodeMemory(pid=7, cordon="light check: gemm", probation_s=60.0))
+        fleet = Fleet("ab", memory=memory)
+        await fleet.settle(0.6)
+        assert fleet.job.attempt == 0
+
+    run(scenario)
+
+
 def test_a_job_that_is_over_is_forgotten():
     async def scenario():
         memory = FakeMemory()

@@ -1,12 +1,15 @@
 """A node that stops its job again and again, and errors that are the job's own."""
 
+from dataclasses import replace
+
 import pytest
 
+from pulsetrain.protocol.messages import HardwareSign
 from pulsetrain.recovery import actions, faults
 from pulsetrain.recovery.checks import CheckReport
 from pulsetrain.recovery.repeat_faults import MOST_ERRORS, REMEMBERED_S
 from pulsetrain.recovery.transitions import Action
-from tests.recovery.builders import rank_exit
+from tests.recovery.builders import heartbeat, rank_exit
 from tests.recovery.test_actions import FakeNode, do, job_of
 
 
@@ -101,6 +104,42 @@ def test_a_nan_is_no_fault_of_a_node_that_multiplies_rightly(check_after):
 def test_a_signal_beside_a_nan_and_a_nan_without_products_count_as_faults(check_after, code, more):
     job = job_of(*map(FakeNode, "abz"), max_restarts=9, **more)
     assert list(check_after(job, 3, lines=NAN, code=code)) == ["b"]
+
+
+def test_a_rank_that_alone_is_killed_for_memory_is_the_jobs(check_after):
+    job = job_of(MemoryShort("a"), MemoryShort("b"), MemoryShort("z"), max_restarts=29)
+    assert check_after(job, 5, code=-9) == {}
+    assert list(check_after(job, 3, code=-9, rank=3)) == ["b"]
+
+
+def test_ranks_that_somebody_kills_count(check_after):
+    job = job_of(*map(FakeNode, "abz"), max_restarts=29)
+    assert list(check_after(job, 3, code=-9)) == ["b"]
+
+
+def test_a_kill_long_after_the_kernels_line_counts(check_after):
+    job = job_of(FakeNode("a"), MemoryShort("b", ago_s=60.0), FakeNode("z"), max_restarts=29)
+    assert list(check_after(job, 3, code=-9)) == ["b"]
+
+
+def test_the_only_rank_of_a_node_is_the_jobs_once_it_was_killed_for_memory_on_another_too(check_after):
+    job = job_of(MemoryShort("a", nproc=1), MemoryShort("b", nproc=1), FakeNode("z"), max_restarts=29)
+    job.restarts.killed_for_memory["a"] = frozenset({0})
+    assert list(check_after(job, 3, code=-9)) == ["b"]
+    job.members.failed = {}
+    job.restarts.killed_for_memory["a"] = frozenset({2})
+    assert check_after(job, 5, code=-9) == {}
+
+
+class MemoryShort(FakeNode):
+    """Its kernel kills processes for memory, the last one so long ago."""
+
+    def __init__(self, name, *, nproc=2, ago_s=1.0):
+        super().__init__(name)
+        self.hello = replace(self.hello, nproc_per_node=nproc)
+        at_ns = rank_exit(0, -9).ts_ns - int(ago_s * 1e9)
+        sign = HardwareSign(kind="cgroup_out_of_memory", first_ns=0, last_ns=at_ns, times_ns=(at_ns,))
+        self.heartbeat = heartbeat(name, hardware=(sign,))
 
 
 def test_faults_of_another_day_are_not_kept(check_after):

@@ -1,8 +1,12 @@
 """Standbys are checked, and readmitted after a probation. Against fake agents."""
 
+from pulsetrain.diagnostics.rounds import GroupResult
 from pulsetrain.protocol.messages import PairCheck, SelfCheck, Start
+from pulsetrain.recovery import standby_care
+from pulsetrain.recovery.checks import CheckReport
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.standby_care import BUSY, NEVER_PASSED
 from pulsetrain.recovery.transitions import Phase
 from tests.recovery.fakes import Fleet, run
 from tests.recovery.test_responses import trouble
@@ -209,6 +213,41 @@ def test_a_standby_that_fails_the_light_check_is_held_back_and_another_is_promot
         assert fleet.node("y").cordon.startswith("light check: ")
         assert fleet.node("y").state is NodeState.STANDBY  # held back, not evicted
         assert not fleet.of("y", Start)
+
+    run(scenario)
+
+
+def test_a_standby_whose_memory_others_use_waits_and_an_active_node_stays():
+    async def scenario():
+        fleet = Fleet("abcyz", nnodes=3)
+        await fleet.form()
+        fleet.agents["y"].full = fleet.agents["a"].full = True
+        await replace_node(fleet, "c")
+        assert [m.node for m in fleet.job.world] == ["a", "b", "z"]
+        assert fleet.node("a").state is NodeState.ACTIVE
+        assert fleet.node("y").cordon == f"light check: {BUSY}"
+        fleet.agents["y"].full = fleet.agents["a"].full = False
+        await pass_time(fleet, 60, step_s=10.0)
+        assert fleet.node("y").cordon == ""
+
+    run(scenario)
+
+
+def test_a_standby_that_was_too_late_for_the_check_waits_without_a_probation(monkeypatch):
+    async def late_for(nodes, policy, ids, level):
+        members = tuple(node.name for node in nodes if node.name != "y")
+        return CheckReport(failed={}, reports={}, groups=[GroupResult(members=members, ok=True, seconds=0.1)])
+
+    async def scenario():
+        fleet = Fleet("abcyz", nnodes=3, policy=Policy(probation_s=3000))
+        await fleet.form()
+        with monkeypatch.context() as patched:
+            patched.setattr(standby_care.checks, "beside_others", late_for)
+            await replace_node(fleet, "c")
+        assert [m.node for m in fleet.job.world] == ["a", "b", "z"]
+        assert fleet.node("y").cordon == f"light check: {NEVER_PASSED}"
+        await pass_time(fleet, 60, step_s=10.0)
+        assert fleet.node("y").cordon == ""
 
     run(scenario)
 

@@ -46,7 +46,11 @@ class InterfaceChoice:
         name = device.name
         if name in self.listed or (device / "device").exists():
             return True
-        return name != LOOPBACK and (name in routed or any(_names(word, name) for word in self.chosen))
+        return name != LOOPBACK and (name in routed or self.names(name))
+
+    def names(self, interface: str) -> bool:
+        """Whether the job's own words mean this interface."""
+        return any(_names(word, interface) for word in self.chosen)
 
 
 def default_routes(proc: Path) -> set[str]:

@@ -54,6 +54,7 @@ _COUNTERS = {
 }
 _BY_COUNT = ("ecc_uncorrected",)  # each is an error of its own. Of all else a burst is one event
 _BY_SAMPLE = ("nvlink_errors",)  # one burst may be many errors, so samples count and not errors
+UNUSED = "unused_port_down"
 _UP = {"nic_port_state": 1.0, "rdma_port_state": 4.0}
 _GPU = ("gpu_clock_event_reasons", "gpu_pcie_width", "gpu_pcie_width_max", "gpu_pcie_generation")
 _READ = {
@@ -126,13 +127,18 @@ class _Device:
 class SignTracker:
     """The signs of one machine. Any thread may call it.
 
-    `foreign` are devices that others use: UUIDs and PCI addresses of GPUs. Nothing is told of them.
+    `foreign` are devices that others use: UUIDs and PCI addresses of GPUs. Nothing is told of them. `unused`
+    are ports that the job leaves alone. That they went down is a sign of its own, which asks for nothing.
     """
 
     def __init__(
-        self, foreign: Collection[str] = (), *, clock_s: Callable[[], float] = time.monotonic
+        self,
+        foreign: Collection[str] = (),
+        *,
+        unused: Collection[str] = (),
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._foreign, self._clock_s = frozenset(foreign), clock_s
+        self._foreign, self._unused, self._clock_s = frozenset(foreign), frozenset(unused), clock_s
         self._gpus_seen_s = 0.0
         self._lock = threading.Lock()
         self._signs: dict[tuple[str, str, int], _Sign] = {}
@@ -217,7 +223,8 @@ class SignTracker:
                     continue
                 rose = int(values[name] - before)  # below 0: the driver was loaded anew
                 if rose > 0 and memory.was_up:  # a port that nothing uses may try again and again
-                    self._happened(kind, device, now_ns, 0, rose, "")
+                    told = UNUSED if kind == "port_down" and device in self._unused else kind
+                    self._happened(told, device, now_ns, 0, rose, "")
         memory.seen_ns = now_ns
         if "gpu_clock_event_reasons" in values:
             self._look_at_clocks(memory, device, int(values["gpu_clock_event_reasons"]), now_ns)
