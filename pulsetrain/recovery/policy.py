@@ -39,6 +39,10 @@ class Policy:
     """How long an agent may take to answer a command other than a launch."""
     start_timeout_s: float = 60.0
     """How long a launch may take, checkpoints fetched included."""
+    lost_state_wait_s: float = 300.0
+    """How long a job that would begin anew waits for lost nodes that have its state in memory.
+
+    0: not at all."""
     self_check_s: float = 0.3
     """Length of the self-check that every node runs before each relaunch."""
     arithmetic_check_s: float = 5.0
@@ -145,6 +149,7 @@ class Policy:
             "update_within_s",
         )
         waits = (
+            "lost_state_wait_s",
             "restart_wait_s",
             "longest_restart_wait_s",
             "shrink_wait_s",
