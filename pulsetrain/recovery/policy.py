@@ -38,7 +38,9 @@ class Policy:
     reply_timeout_s: float = 8.0
     """How long an agent may take to answer a command other than a launch."""
     start_timeout_s: float = 60.0
-    """How long a launch may take, checkpoints fetched included."""
+    """How long a launch may take, beside the time in which an agent goes on loading a checkpoint.
+
+    That is seen by its processor time. A load that does not go on for this long has failed."""
     lost_state_wait_s: float = 300.0
     """How long a job that would begin anew waits for lost nodes that have its state in memory.
 
