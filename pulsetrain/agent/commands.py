@@ -17,6 +17,7 @@ import structlog
 from pulsetrain.agent import holding, image_commands, profiling, ras_command
 from pulsetrain.agent.check_commands import CheckCommands
 from pulsetrain.agent.link import SendReply
+from pulsetrain.agent.loading import Loading
 from pulsetrain.agent.processes.process_images import Manifest, ProcessImages, arena_of
 from pulsetrain.agent.processes.rank import NodeIdentity, Rank
 from pulsetrain.agent.processes.ranks import Ranks
@@ -153,6 +154,7 @@ class Commands:
         self._epoch = 0
         self._dumps = 0
         self._restoring: Start | None = None
+        self.loading = Loading()
         self._arenas: dict[int, int] = {}
         self._stores: dict[str, int] = {}
         self._checks = CheckCommands()
@@ -310,7 +312,7 @@ class Commands:
         if unreachable:
             return {"store_unreachable": unreachable}
         own_ranks = ranks_of_node(start.node_rank, self._node.identity.nproc_per_node)
-        with self._restore_lock:
+        with self._restore_lock, self.loading.runs():
             load_ns = self._restore(start, own_ranks)
         with self._ranks_lock:
             self._go_on_if(epoch, start)

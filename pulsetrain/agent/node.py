@@ -229,7 +229,7 @@ class Node:
             held=self._parts.checkpoints.held(),
             stored_attempt=self._parts.checkpoints.stored_attempt,
             hardware=self._parts.machine.signs(now_ns),
-            gauges=self._parts.recorder.gauges(),
+            gauges={**self._parts.recorder.gauges(), **self._commands.loading.gauges()},
             loops=(self.link.loop, self.zygote.loop, *self._parts.loops()),
         )
 

@@ -244,6 +244,10 @@ NOT_READ = -2
 """in the place of an attempt: storage was not read yet"""
 
 
+LOAD_CPU_S = "load_cpu_s"
+"""Gauge of a heartbeat: processor time that the agent has used to load checkpoints, since it began."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
     """Sent every second, and at once when something changed. `restoring` is that of the `Hello`.

@@ -13,6 +13,7 @@ from pulsetrain.diagnostics.node_check import LEVELS
 from pulsetrain.protocol.messages import DumpStacks, Leave, Profile, ReadRas, Reply, Stop
 from pulsetrain.recovery import (
     arithmetic_checks,
+    away_state,
     checks,
     elasticity,
     late_ranks,
@@ -144,6 +145,8 @@ async def check(job: JobState) -> Outcome:
         job.recovery.checked_ns = job.now_ns()
     await _back_off(job)
     elasticity.after_stop(job)
+    if away_state.awaited(job):
+        return Event.SHORT
     return Event.QUORUM if members.enough(job.resizing.size, forming=False) else Event.SHORT
 
 
@@ -286,6 +289,8 @@ async def replace(job: JobState) -> Outcome:
         updating.forget_another_run(job)
     if job.phase is Phase.STARTING:
         elasticity.take_size(job)
+    if job.phase is Phase.WAITING and away_state.awaited(job):
+        return None  # who comes back takes its place again, with the state that it has in memory
     before = members.active()
     for promotion in members.fill_world(job.resizing.size, job.resizing.sizes):
         detail = {"node_rank": promotion.node_rank, "replaces": promotion.replaces}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pulsetrain.recovery import elasticity
+from pulsetrain.recovery import away_state, elasticity
 from pulsetrain.recovery.membership import Membership
 from pulsetrain.recovery.nodes import GONE, Node
 from pulsetrain.recovery.policy import Policy
@@ -83,4 +83,6 @@ def gathered(job: JobState, *, quiet_s: float) -> Event | None:
         return None
     if job.phase is Phase.FORMING and elasticity.awaits_world(job, quiet_s):
         return None
-    return Event.QUORUM if elasticity.size_to_begin(job, quiet_s=quiet_s) else None
+    if not elasticity.size_to_begin(job, quiet_s=quiet_s) or away_state.awaited(job):
+        return None
+    return Event.QUORUM

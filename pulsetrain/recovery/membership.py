@@ -104,10 +104,15 @@ class Membership:
         return max(ages, default=0)
 
     def plan_restore(
-        self, members: Sequence[WorldNode], unrestorable: Collection[tuple[int, int]] = (), without: str = ""
+        self,
+        members: Sequence[WorldNode],
+        unrestorable: Collection[tuple[int, int]] = (),
+        without: str = "",
+        lost: Sequence[Node] = (),
     ) -> world.RestorePlan:
-        """How a world of these members would go on, if the node `without` were not there."""
+        """How a world of these members would go on, if `without` were not there and the `lost` ones were."""
         held = {name: items for name, items in self.held().items() if name != without}
+        held |= {node.name: node.heartbeat.held for node in lost if node.heartbeat is not None}
         return world.plan_restore(members, held, unrestorable, self.shards.by_world)
 
     def held(self) -> dict[str, Sequence[Held]]:

@@ -9,13 +9,20 @@ from enum import StrEnum
 
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.protocol.late_rows import column
-from pulsetrain.protocol.messages import Command, Heartbeat, Hello, Leaving, Reply, encode
+from pulsetrain.protocol.messages import LOAD_CPU_S, Command, Heartbeat, Hello, Leaving, Reply, Start, encode
 
 Send = Callable[[str], Awaitable[None]]
 Key = tuple[str, str]
 """Job and name of a node."""
 
 CLOSED, NOT_CONNECTED, NO_ANSWER = "connection closed", "not connected", "no answer"
+
+LOADS_S = 0.1
+"""Processor time by which a load must have gone on so that the launch is waited for once more.
+
+A minute of a load at 10 MB/s takes more, to copy and to verify. One that waits for a storage that does not
+answer takes far less."""
+LONGEST_LOAD_S = 4 * 3600.0
 
 
 def was_reached(reply: Reply) -> bool:
@@ -154,30 +161,61 @@ class Node:
             future.set_result(reply)
 
     async def ask(self, command: Command, timeout_s: float) -> Reply:
-        """Send `command` and wait for its reply. A timeout or a lost connection is a reply with an error."""
+        """Send `command` and wait for its reply. A timeout or a lost connection is a reply with an error.
+
+        The time of a launch begins again while its agent says that it loads a checkpoint and goes on with it.
+        """
         if self._send is None:
             return Reply(id=command.id, node=self.name, error=NOT_CONNECTED)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Reply] = loop.create_future()
         self._pending[command.id] = future
-        timer: asyncio.TimerHandle | None = None
+        patience = _Patience(self, command, timeout_s)
         no_answer = f"{NO_ANSWER} in {timeout_s:g} s"
         try:
             await self._send(encode(command))
-            timer = loop.call_later(timeout_s, self._give_up, command.id, no_answer)
+            patience.begin()
             return await future
         except TimeoutError:  # of the connection itself
             return Reply(id=command.id, node=self.name, error=no_answer)
         except Unavailable as error:
             return Reply(id=command.id, node=self.name, error=str(error))
         finally:
-            if timer is not None:
-                timer.cancel()
+            patience.end()
             self._pending.pop(command.id, None)
 
-    def _give_up(self, command: int, why: str) -> None:
-        """Nobody waits any longer for the answer to a command."""
-        self.answered(Reply(id=command, node=self.name, error=why))
+    @property
+    def load_cpu_s(self) -> float:
+        """Processor time that its agent has used to load checkpoints, by its last heartbeat."""
+        return self.heartbeat.gauges.get(LOAD_CPU_S, 0.0) if self.heartbeat is not None else 0.0
+
+
+class _Patience:
+    """Answers a command in its node's name once its time is up. A launch that loads on gets more time."""
+
+    def __init__(self, node: Node, command: Command, timeout_s: float) -> None:
+        self._node, self._command, self._timeout_s = node, command, timeout_s
+        self._rounds, self._loaded_s = 0, 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """The command was sent."""
+        self._rounds += 1
+        self._loaded_s = self._node.load_cpu_s
+        self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._look)
+
+    def end(self) -> None:
+        """Nobody waits any longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        node, waited_s = self._node, self._rounds * self._timeout_s
+        loads = isinstance(self._command, Start) and node.load_cpu_s >= self._loaded_s + LOADS_S
+        if loads and waited_s < LONGEST_LOAD_S:
+            self.begin()
+            return
+        node.answered(Reply(id=self._command.id, node=node.name, error=f"{NO_ANSWER} in {waited_s:g} s"))
 
 
 def _longest_quiet_s(known_s: float, before: Heartbeat, after: Heartbeat) -> float:

@@ -38,7 +38,13 @@ class Policy:
     reply_timeout_s: float = 8.0
     """How long an agent may take to answer a command other than a launch."""
     start_timeout_s: float = 60.0
-    """How long a launch may take, checkpoints fetched included."""
+    """How long a launch may take, beside the time in which an agent goes on loading a checkpoint.
+
+    That is seen by its processor time. A load that does not go on for this long has failed."""
+    lost_state_wait_s: float = 300.0
+    """How long a job that would begin anew waits for lost nodes that have its state in memory.
+
+    0: not at all."""
     self_check_s: float = 0.3
     """Length of the self-check that every node runs before each relaunch."""
     arithmetic_check_s: float = 5.0
@@ -145,6 +151,7 @@ class Policy:
             "update_within_s",
         )
         waits = (
+            "lost_state_wait_s",
             "restart_wait_s",
             "longest_restart_wait_s",
             "shrink_wait_s",

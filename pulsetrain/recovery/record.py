@@ -87,7 +87,8 @@ class Recovery:
     `none_kept`: why no process of a rank was kept, "" where those could be that were healthy. `parked` says
     how many processes of each node wait to go on. `rolled_back`: an update of the program was at fault, and
     was taken back. `unexplained`: it was counted as a fault that names nobody, and `replayed`: training was
-    replayed for it. `replay_named` are the nodes that go because of that.
+    replayed for it. `replay_named` are the nodes that go because of that. `state_awaited_of` are the lost
+    nodes for whose state it waits since `state_awaited_s`, in monotonic seconds, until `state_given_up`.
     """
 
     fault: Fault
@@ -110,6 +111,9 @@ class Recovery:
     unexplained: bool = False
     replayed: bool = False
     replay_named: frozenset[str] = frozenset()
+    state_awaited_of: tuple[str, ...] = ()
+    state_awaited_s: float = 0.0
+    state_given_up: bool = False
     resumed_by: str = "checkpointer"
 
     def blame(self, fault: Fault) -> None:

@@ -57,6 +57,7 @@ class JobSnapshot:
     was asked for, None where nobody did. `instrumentation` says of each kind of
     record whether it is explicit or inferred. `time_use` says what the job's time went to. `step_s` is the
     time of a step lately, 0 while unknown. `launches_in_s` is above 0 while it waits because attempts failed.
+    `state_awaited_of` are lost nodes whose state it waits for.
     `links` is what the last rounds over links said, None for none.
     `wrong_arithmetic` has the nodes that computed wrongly.
     `resizing` says how large its world is and may be. `updates` says how its program was changed.
@@ -84,6 +85,7 @@ class JobSnapshot:
     time_use: TimeUse | None = None
     step_s: float = 0.0
     launches_in_s: float = 0.0
+    state_awaited_of: tuple[str, ...] = ()
     links: LinkOutcome | None = None
     wrong_arithmetic: Mapping[str, WrongArithmetic] = field(default_factory=dict)
     resizing: Resizing | None = None
@@ -186,6 +188,7 @@ def snapshot(job: JobState) -> JobSnapshot:
         updates=job.updates.copy(),
         step_s=1 / job.rate.per_s if job.rate.per_s else 0.0,
         launches_in_s=job.launches_in_s(),
+        state_awaited_of=job.recovery.state_awaited_of if job.recovery is not None else (),
     )
 
 

@@ -148,6 +148,87 @@ def test_without_a_standby_the_job_waits_for_a_node_and_then_goes_on():
     run(scenario)
 
 
+async def _two_nodes_lost(**policy):
+    """Nodes a and b have all there is of ranks 0 to 3. A switch cuts both off. There are standbys."""
+    fleet = Fleet("abyz", policy=Policy(**policy))
+    await fleet.form()
+    fleet.agents["a"].complete(9, peer_of=(2, 3))
+    fleet.agents["b"].complete(9, peer_of=(0, 1))
+    for name in "ab":
+        fleet.agents[name].drop()
+    await fleet.settle(1.1)
+    await fleet.settle(0.6)
+    return fleet
+
+
+def test_a_job_does_not_begin_anew_while_lost_nodes_with_its_state_may_come_back():
+    async def scenario():
+        fleet = await _two_nodes_lost()
+        for _ in range(5):
+            for name in "yz":
+                fleet.agents[name].send_heartbeat()
+            await fleet.settle(1.0)
+        assert fleet.job.phase is Phase.WAITING
+        assert fleet.job.state_awaited_of == ("a", "b")
+        assert not fleet.of("z", Start)
+        held, back = fleet.agents["a"].held, fleet.join("a")
+        fleet.agents["a"].commands = back.commands
+        await fleet.settle(0.6)
+        assert fleet.job.phase is Phase.WAITING
+        back.held = held
+        back.send_heartbeat()
+        await fleet.settle(0.6)
+        assert fleet.job.phase is Phase.RUNNING
+        assert [m.node for m in fleet.job.world] == ["a", "y"]
+        start = fleet.of("y", Start)[-1]
+        assert (start.restore_step, start.sources) == (9, {"2": "peer:a", "3": "peer:a"})
+        assert fleet.journal.kinds().count("state_awaited") == 1
+
+    run(scenario)
+
+
+def test_a_node_that_is_back_is_heard_before_its_job_begins_anew():
+    async def scenario():
+        fleet = await _two_nodes_lost()
+        for name in "ab":
+            hello = fleet.agents[name].hello
+            fleet.controller.connected(hello, fleet.agents[name].send)
+        await fleet.settle(0.6)
+        assert fleet.job.phase is Phase.WAITING
+
+    run(scenario)
+
+
+def test_a_job_begins_anew_once_it_has_waited_long_enough_for_lost_state():
+    async def scenario():
+        fleet = await _two_nodes_lost(lost_state_wait_s=60.0)
+        for seconds, phase in ((50.0, Phase.WAITING), (11.0, Phase.RUNNING)):
+            for name in "yz":
+                fleet.agents[name].send_heartbeat()
+            fleet.clock.now_s += seconds
+            for name in "yz":
+                fleet.agents[name].send_heartbeat()
+            await fleet.settle()
+            assert fleet.job.phase is phase
+        assert fleet.of("z", Start)[0].restore_step == -1
+        assert fleet.journal.last("state_given_up")["detail"] == {"nodes": ("a", "b"), "from_step": 9}
+
+    run(scenario)
+
+
+def test_nobody_waits_for_state_that_the_agents_have_lost_or_where_it_is_switched_off():
+    async def scenario():
+        fleet = await _two_nodes_lost(lost_state_wait_s=0.0)
+        assert fleet.job.phase is Phase.RUNNING
+        fleet = await _two_nodes_lost()
+        for name in "ab":
+            fleet.join(name, pid=77)
+        await fleet.settle(0.6)
+        assert fleet.job.phase is Phase.RUNNING
+
+    run(scenario)
+
+
 def test_a_node_that_fails_its_self_check_is_evicted():
     async def scenario():
         fleet = Fleet("abz")

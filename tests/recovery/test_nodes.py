@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from pulsetrain.core.errors import Unavailable
-from pulsetrain.protocol.messages import Leaving, Reply, SelfCheck, decode, encode
+from pulsetrain.protocol.messages import LOAD_CPU_S, Leaving, Reply, SelfCheck, Start, decode, encode
 from pulsetrain.recovery.nodes import Node, NodeState
+from tests.recovery import virtual_time
 from tests.recovery.builders import S, heartbeat, hello, status
 
 
@@ -130,3 +131,47 @@ def test_a_heartbeat_changes_no_hello_that_speaks_of_no_restore():
     node = Node(hello(), Wire().send, 0.0)
     node.take_heartbeat(heartbeat("a", attempt=4, restoring=5), 1.0)
     assert node.hello == hello()
+
+
+def _launch(cpu_s_of):
+    """How a launch of a node ends, and when. It answers after 200 s. `cpu_s_of` is its load after a time."""
+
+    async def scenario(now_s):
+        node = Node(hello(), Wire().send, 0.0)
+        start = Start(
+            id=7,
+            job="j",
+            attempt=1,
+            node_rank=0,
+            world=(),
+            store_address="a",
+            store_port=1,
+            restore_step=9,
+            sources={},
+        )
+
+        node.take_heartbeat(heartbeat("a", gauges={LOAD_CPU_S: cpu_s_of(0)}), 0.0)
+
+        async def load():
+            for second in range(200):
+                gauges = {LOAD_CPU_S: cpu_s_of(second)}
+                node.take_heartbeat(heartbeat("a", gauges=gauges), float(second))
+                await asyncio.sleep(1.0)
+            node.answered(Reply(id=7, node="a"))
+
+        loads = asyncio.create_task(load())
+        reply = await node.ask(start, 60.0)
+        ended_s = now_s()
+        loads.cancel()
+        return reply.error, ended_s
+
+    return virtual_time.run(scenario)
+
+
+def test_a_launch_may_take_as_long_as_its_load_goes_on():
+    assert _launch(lambda second: 3.0 + min(second, 150) * 0.01) == ("", 200.0)
+
+
+def test_a_load_that_hangs_is_given_up():
+    assert _launch(lambda second: 3.0 + min(second, 80) * 0.01) == ("no answer in 180 s", 180.0)
+    assert _launch(lambda second: 3.0) == ("no answer in 60 s", 60.0)
