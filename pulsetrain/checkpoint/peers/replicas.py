@@ -103,10 +103,10 @@ class _Replica:
 class Replicas:
     """The last checkpoints of each rank.
 
-    Five checkpoints of a rank are kept where they are small, two where they are large. The oldest of them goes
-    when the next one begins to arrive, because that takes its memory. Until then ranks of which the next one
-    has arrived still have a step in common with the others. Memory is reused, because to fault in new pages
-    costs more than the copy. It is never reused while somebody reads it. Pages of shared blocks are not
+    Five checkpoints of a rank are kept where they are small, two where they are large. The oldest of them
+    goes when the next one begins to arrive, because that takes its memory. Until then ranks of which the next
+    one has arrived still have a step in common with the others. Memory is reused, because to fault in new
+    pages costs more than the copy. It is never reused while somebody reads it. Pages of shared blocks are not
     touched before somebody reads the replica, so they take no memory.
     """
 
