@@ -66,6 +66,11 @@ class Replicator:
         """How the thread is."""
         return self._thread.status()
 
+    @property
+    def has_peers(self) -> bool:
+        """Replicas are sent to somebody."""
+        return bool(self._peers)
+
     def attach(self, rank: int, arena: ArenaReader) -> None:
         """Watch this rank's arena."""
         with self._lock:
