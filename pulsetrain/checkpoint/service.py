@@ -196,8 +196,9 @@ class CheckpointService:
         self._schedule.follow(rings)
 
     def observe(self, rows: Columns) -> None:
-        """Rows that ranks here recorded. The first steps show when the network is idle."""
-        self._schedule.observe(rows, self._state_bytes)
+        """Rows that ranks here recorded. With peers, the first steps show when the network is idle."""
+        if self._replicator.has_peers:
+            self._schedule.observe(rows, self._state_bytes)
 
     def held(self) -> tuple[Held, ...]:
         """What this node could restore now, from its arenas, its replicas of others, and storage."""

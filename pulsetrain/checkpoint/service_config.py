@@ -46,7 +46,7 @@ class CheckpointServiceConfig:
     poll_s: float = 0.025
     """How often arenas are checked for new checkpoints, where one is due. Else every 0.25 s."""
     peer_timeout_s: float = 5.0
-    """A peer that receives no byte for this time, is away."""
+    """A peer that sends or receives no byte for this time, is away. While it works, it says so."""
     storage: str = ""
     """Folder or fsspec URL where checkpoints are persisted, the same for all nodes. Empty: nowhere."""
     persist_every: int = 100

@@ -7,6 +7,7 @@ from pulsetrain.checkpoint.peers.client import PeerClient
 from pulsetrain.checkpoint.service import CheckpointServiceConfig
 from pulsetrain.core.errors import AuthError, ConfigError, WorldNeeded
 from pulsetrain.protocol.messages import WorldNode
+from pulsetrain.records.columns import Columns
 from tests.checkpoint.trainers import content, save, wait_until
 
 pytestmark = pytest.mark.integration
@@ -222,3 +223,12 @@ def test_a_state_that_no_known_node_has_may_be_with_one_that_is_not_known(cluste
     c.services["n2"].set_world(part_of(c, names, names), 0, 1)
     c.services["n2"].load(0, 5, "memory")
     assert ArenaReader(fd).newest.step == 5
+
+
+def test_collectives_are_not_gathered_where_there_are_no_peers(cluster):
+    seen = []
+    for nodes in (1, 2):
+        service = cluster(nodes).services["n0"]
+        service._schedule.observe = lambda rows, size: seen.append(rows)
+        service.observe(Columns.from_rows("steps", []))
+        assert len(seen) == nodes - 1

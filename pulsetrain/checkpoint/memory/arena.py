@@ -20,7 +20,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from pulsetrain.checkpoint.memory.blocks import DIGEST_BYTES, blocks, checksum, digests, most_blocks
 from pulsetrain.checkpoint.memory.header_page import HeaderPage, unpack_slot, write_empty_page
@@ -144,6 +144,12 @@ class ArenaReader(Arena):
         """Let the trainer overwrite the slot again."""
         self.sending_generation[info.slot] = 0
 
+    def keep(self, infos: Collection[SlotInfo]) -> None:
+        """Let the trainer overwrite these slots after all others. Those that were kept before no more."""
+        kept = {info.slot: info.generation for info in infos}
+        for slot in range(MAX_SLOTS):
+            self.kept_generation[slot] = kept.get(slot, 0)
+
     def begin_persisting(self, info: SlotInfo) -> bool:
         """Keep the trainer from overwriting a slot. False where it has begun to already."""
         self.persisting_generation[info.slot] = info.generation
@@ -265,12 +271,14 @@ class ArenaWriter(Arena):
             self.invalidate(info)
 
     def _free_slot(self, total: int) -> int | None:
-        """An empty slot, else the oldest. Slots that are shared come after all others. While one checkpoint
-        is written to storage, others that wait for that come last: to go on in memory matters more.
+        """An empty slot, else the oldest. Slots that are shared or kept come after all others. While one
+        checkpoint is written to storage, others that wait for that come last: to go on in memory matters
+        more.
 
         Never the newest checkpoint, nor one that is sent or written to storage, nor a durable one that waits.
         There are `slots_for` the size to choose from, plus one while any is pinned, one while any is being
-        sent, and one while any is shared.
+        sent or kept, and one while any is shared. Slots that were used before have their memory, so they
+        count too.
         """
         infos = self.published()
         pinned = {i.slot: i for i in infos if i.pinned and not self.taken(i)}
@@ -279,10 +287,13 @@ class ArenaWriter(Arena):
         waiting = {slot for slot, i in pinned.items() if not i.durable} - writes if writes else set()
         kept = {i.slot for i in infos[:1]} | (pinned.keys() - waiting) | sending
         shared = {i.slot for i in infos if self.shared(i)}
+        replicated = {i.slot for i in infos if self.kept(i)}
         age = {i.slot: i.generation for i in infos}
-        slots = min(MAX_SLOTS, slots_for(total) + bool(pinned) + bool(sending) + bool(shared))
-        free = [slot for slot in range(slots) if slot not in kept]
-        return min(free, key=lambda slot: (slot in waiting, slot in shared, age.get(slot, 0)), default=None)
+        slots = min(MAX_SLOTS, slots_for(total) + bool(pinned) + bool(sending | replicated) + bool(shared))
+        used = {slot for slot in range(MAX_SLOTS) if self.sequence(slot)}
+        free = [slot for slot in {*range(slots), *used} if slot not in kept]
+        last = shared | replicated
+        return min(free, key=lambda slot: (slot in waiting, slot in last, age.get(slot, 0)), default=None)
 
     def _commit(self, writing: SlotWriter) -> SlotInfo:
         header, newest = writing.header, self.newest

@@ -15,7 +15,7 @@ from pulsetrain.checkpoint.memory.slots import MAX_SLOTS, PAGE, SlotInfo
 from pulsetrain.core.errors import CorruptData
 
 MAGIC = 0x414E455241545000
-VERSION = 6
+VERSION = 7
 SLOT_WORDS = (
     "seq",
     "generation",
@@ -39,6 +39,7 @@ SLOT_WORDS = (
 _FIRST_SLOT, _WORDS_PER_SLOT = 64, 32
 _REASON = slice(2048, 2304)  # bytes
 _REFUSAL = slice(2304, 2560)
+_KEPT = slice(320, 328)  # words
 _FIELDS = struct.Struct(f"={len(SLOT_WORDS)}q")
 _SEALED = struct.Struct(f"={len(SLOT_WORDS) + 1}q")
 
@@ -106,6 +107,7 @@ class HeaderPage:
         self.sending_generation = self.words[40:48]
         self.shared_generation = self.words[48:56]
         self.persisting_generation = self.words[56:64]
+        self.kept_generation = self.words[_KEPT]
         if (self.magic, self.version) != (MAGIC, VERSION):
             raise CorruptData(f"file descriptor {fd}: not an arena of version {VERSION}")
 
@@ -145,6 +147,10 @@ class HeaderPage:
     def shared(self, info: SlotInfo) -> bool:
         """A replica of another rank uses blocks of this generation."""
         return self.shared_generation[info.slot] == info.generation
+
+    def kept(self, info: SlotInfo) -> bool:
+        """Peers hold the same step of all ranks of this node: overwrite other slots first."""
+        return self.kept_generation[info.slot] == info.generation
 
     def persisting(self, info: SlotInfo) -> bool:
         """The agent is writing this generation to storage."""

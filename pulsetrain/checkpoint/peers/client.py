@@ -13,14 +13,15 @@ from typing import NamedTuple
 
 from pulsetrain.checkpoint.memory.arena import ArenaReader, ArenaWriter
 from pulsetrain.checkpoint.memory.blocks import Span, blocks, checksum
-from pulsetrain.checkpoint.memory.slots import Header, SlotInfo
+from pulsetrain.checkpoint.memory.slots import SMALL_BYTES, Header, SlotInfo
 from pulsetrain.checkpoint.peers.block_dedup import worth_sharing
 from pulsetrain.checkpoint.peers.framing import (
     OFFERS,
+    PATIENT,
     introduce,
     parse_spans,
+    receive_answer,
     receive_blocks,
-    receive_frame,
     receive_into,
     send_frame,
     tune,
@@ -99,12 +100,17 @@ class PeerClient:
             included, data = self._included(replica.info), replica.arena.view(replica.info)
             offers.append({**Snapshot.of(replica.info).as_json(), "along": included})
             bodies += [replica.offered, *(data[at : at + size] for at, size in included)]
-        send_frame(self._sock, {"op": "offer", "of": offers}, *bodies)
-        answers = receive_frame(self._sock).get("answers")
+        send_frame(self._sock, {"op": "offer", "of": offers, **self._patience(replicas)}, *bodies)
+        answers = receive_answer(self._sock).get("answers")
         if not isinstance(answers, list) or len(answers) != len(replicas):
             raise CorruptData(f"peer answers {answers!r} to {len(replicas)} offers")
         for replica, answer in zip(replicas, answers, strict=True):
             yield replica, self._send_missing(replica, answer, pacer)
+
+    def _patience(self, replicas: Sequence[OutgoingReplica]) -> JsonObject:
+        """The peer compares the blocks of large states for seconds."""
+        large = any(one.info.total_bytes > SMALL_BYTES for one in replicas)
+        return {PATIENT: self._timeout_s} if large else {}
 
     def _included(self, info: SlotInfo) -> list[Span]:
         """Spans to include with an offer: what the peer did not have last time, where that was little."""
@@ -145,7 +151,7 @@ class PeerClient:
                 done, allowed = done + part, allowed - part
         for _ in sizes:  # let the pacer finish its work after the last size
             pass
-        arrived = bool(receive_frame(self._sock).get("ok")) and replica.arena.still(replica.info)
+        arrived = bool(receive_answer(self._sock).get("ok")) and replica.arena.still(replica.info)
         return total if arrived else None
 
     def flush(self) -> None:
@@ -160,8 +166,9 @@ class PeerClient:
 
     def segment(self, step: int, content: str, target: memoryview) -> bool:
         """Fill `target` with stored content that the peer read from storage. False where it cannot."""
-        send_frame(self._sock, {"op": "segment", "step": step, "content": content, "bytes": len(target)})
-        if "error" in receive_frame(self._sock):
+        request: JsonObject = {"op": "segment", "step": step, "content": content}
+        send_frame(self._sock, {**request, "bytes": len(target), PATIENT: self._timeout_s})
+        if "error" in receive_answer(self._sock):
             return False
         receive_into(self._sock, target)
         return True
@@ -187,8 +194,8 @@ class PeerClient:
 
     def ask(self, request: JsonObject) -> tuple[JsonObject, bytes]:
         """The answer to a request, and the bytes that follow it. Raises `CheckpointError` for a refusal."""
-        send_frame(self._sock, request)
-        answer = receive_frame(self._sock)
+        send_frame(self._sock, {**request, PATIENT: self._timeout_s})
+        answer = receive_answer(self._sock)
         if "error" in answer:
             raise CheckpointError(str(answer["error"]))
         size = answer.get("bytes", 0)
@@ -201,8 +208,8 @@ class PeerClient:
     def _fetch(
         self, request: JsonObject, arena: ArenaWriter, header: Callable[[Snapshot], Header]
     ) -> SlotInfo:
-        send_frame(self._sock, request)
-        answer = receive_frame(self._sock)
+        send_frame(self._sock, {**request, PATIENT: self._timeout_s})
+        answer = receive_answer(self._sock)
         if "error" in answer:
             raise CheckpointError(str(answer["error"]))
         snapshot = Snapshot.parse(answer)

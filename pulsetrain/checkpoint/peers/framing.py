@@ -11,7 +11,9 @@ import json
 import secrets
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from threading import Event, Thread
 
 import xxhash
 
@@ -24,6 +26,8 @@ CHUNK = 256 << 10  # stays in the second-level cache between the copy from the s
 _LENGTH = struct.Struct("!I")
 VERSION = 2
 OFFERS = 3  # format of offers: several ranks, each with its digests, then the spans included with them
+PATIENT, WORKING = "patient_s", "working"  # who says in a request how patient it is, knows frames of this
+WORKING_S = 1.0
 _SOCKET_BUFFER = 4 << 20
 
 
@@ -49,6 +53,41 @@ def receive_frame(sock: socket.socket) -> JsonObject:
     if not isinstance(header, dict):
         raise CorruptData("frame header is not an object")
     return header
+
+
+def receive_answer(sock: socket.socket) -> JsonObject:
+    """Receive the answer to a request of a peer that may have to work for it. Raises as `receive_frame`."""
+    while True:
+        answer = receive_frame(sock)
+        if WORKING not in answer:
+            return answer
+
+
+@contextmanager
+def telling_that_it_works(sock: socket.socket, request: JsonObject) -> Iterator[None]:
+    """Send a frame each second until the block ends, so that the peer does not take this node for away.
+
+    Only where the request says that the peer knows such frames, and for how many seconds it waits for the
+    next one. Nothing else may be sent meanwhile.
+    """
+    patient_s = request.get(PATIENT)
+    if not isinstance(patient_s, int | float) or patient_s <= 0:
+        yield
+        return
+    ended, pause_s = Event(), min(WORKING_S, patient_s / 4)
+
+    def tell() -> None:
+        with suppress(Unavailable):  # the answer fails too
+            while not ended.wait(pause_s):
+                send_frame(sock, {WORKING: True})
+
+    teller = Thread(target=tell, name="pulsetrain-working", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()
 
 
 def receive_into(sock: socket.socket, target: memoryview) -> bytes:

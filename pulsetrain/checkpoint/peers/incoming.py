@@ -57,10 +57,13 @@ class IncomingReplica:
         self._shared, missing = block_dedup.share(self.snapshot, self._offered, received=self._included)
         return missing or self._keep(self._agrees(self._included))
 
-    def receive_missing(self, sock: socket.socket, missing: Sequence[Span]) -> bool:
-        """Receive the missing spans. Returns whether the replica is kept."""
+    def receive_missing(self, sock: socket.socket, missing: Sequence[Span]) -> None:
+        """Receive the missing spans."""
         for at, size in missing:
             receive_into(sock, self._target[at : at + size])
+
+    def keep_missing(self, missing: Sequence[Span]) -> bool:
+        """Compare what was sent with its digests. Returns whether the replica is kept."""
         return self._keep(self._agrees((*self._included, *missing)))
 
     def _agrees(self, parts: Sequence[Span]) -> bool:

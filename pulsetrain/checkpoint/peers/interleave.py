@@ -9,7 +9,7 @@ for every step is replicated less often, and no step takes longer.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Protocol
@@ -38,6 +38,7 @@ SHORT_PAUSE_S = 0.0002
 QUIET_WAIT_S = 0.02  # without a profile: how long a chunk waits for a moment without a collective
 UNUSUAL_STEP_RATIO = 3.0  # a step this many times longer than usual is an evaluation, a hang or the end
 MAX_WAIT_STEPS = 1.5  # steps after which a chunk goes though it fits into no span
+MOST_SPANS = 200_000  # collectives of which a profile is learnt; about 30 MB while it is learnt
 
 
 class CurrentStep(Protocol):
@@ -50,10 +51,15 @@ class CurrentStep(Protocol):
 
 
 class Profiler:
-    """Gathers steps and collectives of this node's ranks until `iterations` are whole. Thread-safe."""
+    """Gathers steps and collectives of this node's ranks until `iterations` are whole. Thread-safe.
 
-    def __init__(self, iterations: int) -> None:
-        self._wanted = iterations
+    It gives up where ranks record `MOST_SPANS` collectives before that, because there may be no steps at all.
+    """
+
+    def __init__(self, iterations: int, ranks: Collection[int] = ()) -> None:
+        """Only rows of these ranks count, and all of them report each step. None: whoever reports."""
+        self._wanted, self._ranks = iterations, frozenset(ranks)
+        self._seen = 0
         self._spans: dict[int, list[tuple[int, int]]] = {}
         self._steps: dict[int, dict[int, tuple[int, int]]] = {}
         self._lock = Lock()
@@ -61,38 +67,48 @@ class Profiler:
         self.profile: IdleProfile | None = None
 
     def observe(self, rows: Columns) -> bool:
-        """Add recorded rows of `spans` or `steps`. True when they complete the profile."""
+        """Add recorded rows of `spans` or `steps`. True when they complete the profile, or it gives up."""
         if self.done or rows.record not in ("spans", "steps") or not rows.num_rows:
             return False
         with self._lock:
             self._add_spans(rows) if rows.record == "spans" else self._add_steps(rows)
             complete = self._complete_steps()
-            if len(complete) < self._wanted + WARM_STEPS:
+            whole = len(complete) >= self._wanted + WARM_STEPS
+            if not whole and self._seen <= MOST_SPANS:
                 return False
             self.done = True
-            self.profile = self._profile(complete[WARM_STEPS:])
+            self.profile = self._profile(complete[WARM_STEPS:]) if whole else None
             self._spans.clear()
             self._steps.clear()
         return True
 
     def _add_spans(self, rows: Columns) -> None:
         closed = rows.column("open").integers() == 0
-        wanted = rows.column("category").equals("communication") & closed
+        wanted = rows.column("category").equals("communication") & closed & self._of_ranks(rows)
         start = _ns(rows, "start")[wanted]
         end = start + _ns(rows, "duration_ns")[wanted]
         steps = rows.column("step").integers()[wanted]
+        self._seen += len(steps)
         for step, begin, stop in zip(steps.tolist(), start.tolist(), end.tolist(), strict=True):
             self._spans.setdefault(step, []).append((begin, stop))
 
     def _add_steps(self, rows: Columns) -> None:
         start, took = _ns(rows, "start"), _ns(rows, "duration_ns")
         ranks, steps = rows.column("rank").integers(), rows.column("step").integers()
-        for rank, step, begin, length in zip(ranks, steps, start, took, strict=True):
-            self._steps.setdefault(int(step), {})[int(rank)] = (int(begin), int(begin + length))
+        self._seen += len(steps)
+        for mine, rank, step, begin, length in zip(
+            self._of_ranks(rows), ranks, steps, start, took, strict=True
+        ):
+            if mine:
+                self._steps.setdefault(int(step), {})[int(rank)] = (int(begin), int(begin + length))
+
+    def _of_ranks(self, rows: Columns) -> npt.NDArray[np.bool_]:
+        ranks = rows.column("rank").integers()
+        return np.isin(ranks, list(self._ranks)) if self._ranks else np.ones(len(ranks), dtype=np.bool_)
 
     def _complete_steps(self) -> list[int]:
         """Steps whose end every rank here has reported, without the newest: its spans may come later."""
-        ranks = set().union(*self._steps.values()) if self._steps else set()
+        ranks = self._ranks or set().union(*self._steps.values())
         return sorted(step for step, times in self._steps.items() if times.keys() == ranks)[:-1]
 
     def _profile(self, steps: Sequence[int]) -> IdleProfile | None:

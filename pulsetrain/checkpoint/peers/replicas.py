@@ -101,11 +101,13 @@ class _Replica:
 
 
 class Replicas:
-    """The last checkpoints of each rank, and one spare buffer for each.
+    """The last checkpoints of each rank.
 
-    Four checkpoints of a rank are kept where they are small, one where they are large. Memory is reused,
-    because to fault in new pages costs more than the copy. It is never reused while somebody reads it. Pages
-    of shared blocks are not touched before somebody reads the replica, so they take no memory.
+    Five checkpoints of a rank are kept where they are small, two where they are large. The oldest of them
+    goes when the next one begins to arrive, because that takes its memory. Until then ranks of which the next
+    one has arrived still have a step in common with the others. Memory is reused, because to fault in new
+    pages costs more than the copy. It is never reused while somebody reads it. Pages of shared blocks are not
+    touched before somebody reads the replica, so they take no memory.
     """
 
     def __init__(self) -> None:
@@ -115,9 +117,12 @@ class Replicas:
         self._attempt, self._step = -1, -1
 
     def buffer(self, snapshot: Snapshot) -> mmap.mmap:
-        """Memory to receive it in. Give it to `put`, or to `give_back` where the transfer failed."""
+        """Memory to receive it in. Give it to `put`, or to `give_back` where the transfer failed.
+
+        Where there is no spare one, and the rank has as many replicas as it may, it is that of the oldest.
+        """
         with self._lock:
-            spare = self._spare.pop(snapshot.rank, None)
+            spare = self._spare.pop(snapshot.rank, None) or self._take_oldest(snapshot)
         if spare is not None and len(spare) >= snapshot.total_bytes:
             return spare
         return mmap.mmap(-1, max(1, snapshot.total_bytes))
@@ -128,12 +133,11 @@ class Replicas:
             self._spare[rank] = memory
 
     def put(self, snapshot: Snapshot, memory: mmap.mmap, shared: SharedBlocks | None = None) -> None:
-        """Keep a replica, and drop the rank's older ones that there is no room for.
+        """Keep a replica, and drop the rank's older ones that are too many.
 
         A replica that an earlier attempt sent late is dropped where its step is after that of the last
         `forget_after`. Replicas of the rank for this step or later ones are of a rolled back past: they go.
         """
-        keep = max(1, slots_for(snapshot.total_bytes) - 2)
         with self._lock:
             new = _Replica(snapshot, memory, shared)
             if snapshot.attempt < self._attempt and snapshot.step > self._step:
@@ -144,11 +148,21 @@ class Replicas:
             before = self._replicas.get(snapshot.rank, [])
             others = [r for r in before if _of_another_world(r.snapshot, snapshot)]
             older = [r for r in before if r not in others and r.snapshot.step < snapshot.step]
-            kept = [*others, *[*older, new][-keep:]]
+            kept = [*others, *[*older, new][-_most(snapshot) :]]
             self._replicas[snapshot.rank] = kept
             free = _release_unread(r for r in before if r not in kept)
             if free:
                 self._spare[snapshot.rank] = free[-1].memory
+
+    def _take_oldest(self, new: Snapshot) -> mmap.mmap | None:
+        """The memory of the rank's oldest replica, where it has as many as it may and nobody reads it."""
+        replicas = self._replicas.get(new.rank, [])
+        own = [r for r in replicas if not _of_another_world(r.snapshot, new)]
+        if len(own) < _most(new):
+            return None
+        self._replicas[new.rank] = [r for r in replicas if r is not own[0]]
+        free = _release_unread(own[:1])
+        return free[0].memory if free else None
 
     def _drop_another_worlds(self, new: Snapshot) -> None:
         """What a world of another size saved goes once this world has saved a newer step."""
@@ -199,6 +213,11 @@ class Replicas:
             if replica is not None:
                 with self._lock:
                     replica.readers -= 1
+
+
+def _most(snapshot: Snapshot) -> int:
+    """How many replicas of a rank there may be, of which the oldest makes room for the next one."""
+    return max(1, slots_for(snapshot.total_bytes) - 2) + 1
 
 
 def _of_another_world(old: Snapshot, new: Snapshot) -> bool:

@@ -1,4 +1,4 @@
-"""After each save, the newest checkpoint of every rank here goes into peers' memory."""
+"""After each save, the newest checkpoints of the ranks here go into peers' memory."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pulsetrain.checkpoint.checkpoint_events import CheckpointEvents
 from pulsetrain.checkpoint.memory.arena import ArenaReader
 from pulsetrain.checkpoint.peers.client import OutgoingReplica, PeerClient
 from pulsetrain.checkpoint.peers.interleave import Interleaver
+from pulsetrain.checkpoint.peers.rounds import Rounds
 from pulsetrain.checkpoint.peers.save_pace import SavePace
-from pulsetrain.checkpoint.peers.sender import PeerSender, Sending, WatchedArena
+from pulsetrain.checkpoint.peers.sender import PeerSender, Sending
+from pulsetrain.checkpoint.peers.watched_arena import WatchedArena
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.core.supervisor import LoopStatus, LoopThread
 
@@ -48,6 +50,8 @@ class Replicator:
             arrived=self._mark_replicated,
         )
         self._watched: dict[int, WatchedArena] = {}
+        self._rounds = Rounds(newest=lag_steps > 0)
+        self._begins_anew = False  # only the thread may touch the rounds
         self._peers: list[PeerSender] = []
         self._retired: list[PeerSender] = []  # only the thread that uses a connection may end it
         self._recorded_at = 0.0
@@ -62,10 +66,16 @@ class Replicator:
         """How the thread is."""
         return self._thread.status()
 
+    @property
+    def has_peers(self) -> bool:
+        """Replicas are sent to somebody."""
+        return bool(self._peers)
+
     def attach(self, rank: int, arena: ArenaReader) -> None:
         """Watch this rank's arena."""
         with self._lock:
             self._watched[rank] = WatchedArena(rank, arena)
+            self._begins_anew = True
             arena.replicated_step = -1
             for peer in self._peers:
                 peer.forget(rank)
@@ -74,6 +84,7 @@ class Replicator:
         """Stop watching it."""
         with self._lock:
             self._watched.pop(rank, None)
+            self._begins_anew = True
 
     def set_peers(self, peers: Mapping[str, frozenset[int] | None]) -> None:
         """Send to these nodes from now on, starting with the newest checkpoint of each rank.
@@ -82,6 +93,7 @@ class Replicator:
         """
         with self._lock:
             self._retired += self._peers
+            self._begins_anew = True
             self._peers = [PeerSender(name, ranks, self._sending) for name, ranks in peers.items()]
         self._pace.begun(time.monotonic())
         self._thread.wake()
@@ -98,10 +110,27 @@ class Replicator:
         self._record_saves()
         with self._lock:
             watched, peers = list(self._watched.values()), list(self._peers)
-        for peer in peers:
-            peer.send_due(watched)
+            begins_anew, self._begins_anew = self._begins_anew, False
+        if begins_anew:
+            self._rounds.restart()
+        if peers:
+            self._send_round(watched, peers)
         self._update_lag(watched, peers)
         return self._pace.wait_s(time.monotonic())
+
+    def _send_round(self, watched: list[WatchedArena], peers: list[PeerSender]) -> None:
+        """Send what peers lack of the round, if none of it is being overwritten already."""
+        chosen = self._rounds.choose(watched)
+        if not any(peer.lacks(chosen) for peer in peers):
+            return
+        with self._rounds.sending(chosen) as whole:
+            if whole:
+                for peer in peers:
+                    peer.send_due(chosen)
+                arrived = any(peer.has(one) for peer in peers for one in chosen)
+                self._rounds.end(
+                    chosen, arrived=arrived, complete=not any(p.waits_for(chosen) for p in peers)
+                )
 
     def _record_saves(self) -> None:
         with self._lock:
@@ -129,10 +158,10 @@ class Replicator:
         if time.monotonic() - self._recorded_at > self._poll_s:
             self._record_saves()
 
-    def _mark_replicated(self, replica: OutgoingReplica, active: int) -> None:
+    def _mark_replicated(self, replica: OutgoingReplica) -> None:
         """Announce the step to the trainer once every peer that receives this rank has it."""
         rank = replica.info.rank
         with self._lock:
             receivers = [peer for peer in self._peers if peer.receives(rank)]
-        if all(peer.has(rank, active) for peer in receivers):
+        if all(peer.has(replica) for peer in receivers):
             replica.arena.replicated_step = replica.info.step

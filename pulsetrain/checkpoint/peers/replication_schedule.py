@@ -19,10 +19,16 @@ class ReplicationSchedule:
     ) -> None:
         """`profile_steps`: steps from which idle spans are learnt. 0: never."""
         self._interleaver, self._events, self._replicas = interleaver, events, replicas
+        self._profile_steps = profile_steps
         self._profiler = Profiler(profile_steps)
 
     def follow(self, rings: Mapping[int, int]) -> None:
-        """The rings (file descriptors, by rank) of the ranks that train here now. None: nobody trains."""
+        """The rings (file descriptors, by rank) of the ranks that train here now. None: nobody trains.
+
+        Their idle spans are learnt anew.
+        """
+        self._profiler = Profiler(self._profile_steps, rings)
+        self._interleaver.learn(None)
         self._interleaver.follow([StepProgress(fd) for fd in rings.values()])
 
     def observe(self, rows: Columns, state_bytes: Callable[[], int]) -> None:

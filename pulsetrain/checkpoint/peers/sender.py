@@ -1,4 +1,4 @@
-"""Sends the newest checkpoints of this node's ranks to one peer."""
+"""Sends checkpoints of this node's ranks to one peer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pulsetrain.checkpoint.checkpoint_events import CheckpointEvents
-from pulsetrain.checkpoint.memory.arena import ArenaReader
 from pulsetrain.checkpoint.memory.slots import SMALL_BYTES, SlotInfo
 from pulsetrain.checkpoint.peers.block_dedup import worth_sharing
 from pulsetrain.checkpoint.peers.client import ChunkPacer, OutgoingReplica, PeerClient
@@ -17,36 +16,6 @@ from pulsetrain.core.errors import PulsetrainError
 RETRY_S = 1.0
 MAX_POOR_OFFERS = 3  # after so many offers of which a peer had little, it gets them only now and then
 OFFER_AGAIN_SAVES = 20
-
-
-class WatchedArena:
-    """One rank's arena, and what of it was recorded already."""
-
-    def __init__(self, rank: int, arena: ArenaReader) -> None:
-        self.rank, self.arena = rank, arena
-        self.active = 0
-        self.newest_bytes = 0
-        self._skips = arena.skip_count
-
-    def record_saves(self, events: CheckpointEvents) -> bool:
-        """Record checkpoints and skipped saves that are new since the last call. Whether there were any."""
-        arena = self.arena
-        before = self.active, self._skips
-        if arena.active != self.active:
-            recorded = self.active >> 3
-            self.active = arena.active
-            published = arena.published()
-            self.newest_bytes = max((info.total_bytes for info in published[:1]), default=0)
-            for info in reversed(published):
-                if info.generation > recorded and info.blocked_ns:
-                    for stage, took_ns in (("copy", info.copy_ns), ("stall", info.blocked_ns)):
-                        events.slot_stage(stage, "memory", info, took_ns, ts_ns=info.published_ns)
-        if arena.skip_count != self._skips:
-            self._skips = arena.skip_count
-            step, reason = arena.skip_step, arena.skip_reason
-            events.stage("skip", "memory", rank=self.rank, step=step)
-            events.event("checkpoint_skipped", {"step": step, "reason": reason}, rank=self.rank)
-        return before != (self.active, self._skips)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,26 +30,24 @@ class Sending:
     """Says when a chunk may go. None: at once."""
     while_waiting: Callable[[], None]
     """Called while a chunk waits. Raises `Unavailable` to give up."""
-    arrived: Callable[[OutgoingReplica, int], None]
-    """Called with a replica that a peer has received, and its arena's `active` word when it was sent."""
+    arrived: Callable[[OutgoingReplica], None]
+    """Called with a replica that a peer has received."""
 
 
 class PeerSender:
     """One receiver of replicas. `ranks` are those that it is sent, None: all.
 
-    It is sent the newest checkpoint, and not those in between when it is slower than training. While it is
-    away, that costs an event and an attempt each second.
+    While it is away, that costs an event and an attempt each second.
     """
 
     def __init__(self, name: str, ranks: frozenset[int] | None, sending: Sending) -> None:
         self.name = name
         self._ranks, self._sending = ranks, sending
-        self._sent: dict[int, int] = {}  # rank -> active word of its arena that the peer has
+        self._sent: dict[int, int] = {}  # rank -> generation in its arena that the peer has
         self._poor_offers: dict[int, int] = {}  # rank -> saves since the peer last had much of one
         self._sharing: set[int] = set()  # ranks of which it has had much
         self._client: PeerClient | None = None
         self._away_since: float | None = None
-        self._waited = False  # at the last look, for ranks that had not saved yet
 
     @property
     def away(self) -> bool:
@@ -91,23 +58,31 @@ class PeerSender:
         """Checkpoints of this rank go to the peer."""
         return self._ranks is None or rank in self._ranks
 
-    def has(self, rank: int, active: int) -> bool:
-        """The peer has the checkpoint that the arena's `active` word stood for."""
-        return self._sent.get(rank) == active
+    def has(self, replica: OutgoingReplica) -> bool:
+        """The peer has this checkpoint."""
+        return self._sent.get(replica.info.rank) == replica.info.generation
+
+    def lacks(self, chosen: Sequence[OutgoingReplica]) -> list[OutgoingReplica]:
+        """What the peer should have of it and does not have yet."""
+        return [one for one in chosen if self.receives(one.info.rank) and not self.has(one)]
+
+    def waits_for(self, chosen: Sequence[OutgoingReplica]) -> bool:
+        """It lacks some of it, and is there or has a part of it already."""
+        lacking = self.lacks(chosen)
+        return bool(lacking) and (not self.away or any(self.has(one) for one in chosen))
 
     def forget(self, rank: int) -> None:
         """The rank has another arena: send it from the start."""
         self._sent.pop(rank, None)
 
-    def send_due(self, watched: Sequence[WatchedArena]) -> None:
-        """Send what this peer does not have yet. A peer that is away is an event, not an error."""
-        mine = [one for one in watched if self.receives(one.rank)]
-        due = [one for one in mine if one.active and not self.has(one.rank, one.active)]
+    def send_due(self, chosen: Sequence[OutgoingReplica]) -> None:
+        """Send what this peer does not have yet. A peer that is away is an event, not an error.
+
+        The caller keeps the trainer from overwriting it meanwhile.
+        """
+        due = self.lacks(chosen)
         if not due or (self._away_since is not None and time.monotonic() - self._away_since < RETRY_S):
             return
-        self._waited = bool(self._sending.interleaver) and len(due) < len(mine) and not self._waited
-        if self._waited:
-            return  # the other ranks here are about to save: theirs go in the same frame
         try:
             if self._client is None:
                 self._client = self._sending.connect(self.name)
@@ -129,41 +104,31 @@ class PeerSender:
             self._client.close()
             self._client = None
 
-    def _frames(self, client: PeerClient, due: Sequence[WatchedArena]) -> list[list[WatchedArena]]:
+    def _frames(self, client: PeerClient, due: Sequence[OutgoingReplica]) -> list[list[OutgoingReplica]]:
         """What is sent in one frame: small states that are offered go together, every other one alone."""
-        small = {one.rank for one in due if one.newest_bytes <= SMALL_BYTES}
+        small = {one.info.rank for one in due if one.info.total_bytes <= SMALL_BYTES}
         offered = {rank for rank in small if self._offers(client, rank)}
-        together = [one for one in due if one.rank in offered]
-        alone = [[one] for one in due if one.rank not in offered]
+        together = [one for one in due if one.info.rank in offered]
+        alone = [[one] for one in due if one.info.rank not in offered]
         return [together, *alone] if together else alone
 
-    def _send(self, client: PeerClient, due: Sequence[WatchedArena]) -> None:
-        """Send each rank's newest checkpoint. The trainer does not overwrite it meanwhile."""
-        active: dict[int, int] = {}
-        replicas: list[OutgoingReplica] = []
+    def _send(self, client: PeerClient, due: Sequence[OutgoingReplica]) -> None:
         started = time.monotonic_ns()
-        try:
-            for one in due:
-                word, newest = one.arena.active, one.arena.newest
-                if newest is not None and newest.rank == one.rank and one.arena.begin_sending(newest):
-                    active[one.rank] = word
-                    offered = one.arena.digests(newest) if self._offers(client, one.rank) else b""
-                    replicas.append(OutgoingReplica(one.arena, newest, offered))
-            for replica, sent in client.put(replicas, self._pacer(client)):
-                replica.arena.end_sending(replica.info)
-                if sent is not None:
-                    self._arrived(replica, active[replica.info.rank], sent)
-                    took_ns = time.monotonic_ns() - started
-                    self._sending.events.slot_stage("replicate", "peer", replica.info, took_ns)
-        finally:
-            for replica in replicas:
-                replica.arena.end_sending(replica.info)
+        replicas = [
+            one._replace(offered=one.arena.digests(one.info)) if self._offers(client, one.info.rank) else one
+            for one in due
+        ]
+        for replica, sent in client.put(replicas, self._pacer(client)):
+            if sent is not None:
+                self._arrived(replica, sent)
+                took_ns = time.monotonic_ns() - started
+                self._sending.events.slot_stage("replicate", "peer", replica.info, took_ns)
 
-    def _arrived(self, replica: OutgoingReplica, active: int, sent: int) -> None:
+    def _arrived(self, replica: OutgoingReplica, sent: int) -> None:
         info = replica.info
-        self._sent[info.rank] = active
+        self._sent[info.rank] = info.generation
         self._note_shared(info, sent, offered=bool(replica.offered))
-        self._sending.arrived(replica, active)
+        self._sending.arrived(replica)
 
     def _offers(self, client: PeerClient, rank: int) -> bool:
         """Whether the rank's digests are offered: not where the peer had little of the last ones."""

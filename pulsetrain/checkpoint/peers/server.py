@@ -17,6 +17,7 @@ from pulsetrain.checkpoint.peers.framing import (
     receive_frame,
     send_bytes,
     send_frame,
+    telling_that_it_works,
     tune,
 )
 from pulsetrain.checkpoint.peers.incoming import IncomingReplica
@@ -146,18 +147,23 @@ class PeerServer:
             ]
             for replica in replicas:
                 replica.receive_offer(sock)
-            answers = [replica.share(self._block_dedup) for replica in replicas]
+            with telling_that_it_works(sock, request):
+                answers = [replica.share(self._block_dedup) for replica in replicas]
             send_frame(sock, {"answers": answers})
             for replica, answer in zip(replicas, answers, strict=True):
                 if not isinstance(answer, bool):
-                    send_frame(sock, {"ok": replica.receive_missing(sock, answer)})
+                    replica.receive_missing(sock, answer)
+                    with telling_that_it_works(sock, request):
+                        kept = replica.keep_missing(answer)
+                    send_frame(sock, {"ok": kept})
 
     def _segment(self, sock: socket.socket, request: JsonObject) -> None:
         """Stored content that this node reads for others too."""
         try:
             if self._segments is None:
                 raise CheckpointError("no storage here")
-            data = self._segments(int(request["step"]), str(request["content"]))
+            with telling_that_it_works(sock, request):
+                data = self._segments(int(request["step"]), str(request["content"]))
             if len(data) != request["bytes"]:
                 raise CorruptData(f"{request['content']}: {len(data)} bytes, not {request['bytes']}")
         except (PulsetrainError, OSError, KeyError, ValueError) as error:
@@ -170,7 +176,9 @@ class PeerServer:
         rank, step, attempt = request.get("rank"), request.get("step"), request.get("attempt", ANY)
         if not isinstance(rank, int) or not isinstance(step, int) or not isinstance(attempt, int):
             raise CorruptData(f"peer asked for {request}")
-        with self._whole(rank, step, attempt) as replica:
+        with ExitStack() as stack:
+            with telling_that_it_works(sock, request):
+                replica = stack.enter_context(self._whole(rank, step, attempt))
             _hand_out(sock, replica, f"it has no step {step} of rank {rank}")
 
     def _get_any(self, sock: socket.socket, request: JsonObject) -> None:
@@ -178,7 +186,9 @@ class PeerServer:
         step, attempt = request.get("step"), request.get("attempt")
         if not isinstance(step, int) or not isinstance(attempt, int):
             raise CorruptData(f"peer asked for {request}")
-        with self._any.reading(step, attempt) as found:
+        with ExitStack() as stack:
+            with telling_that_it_works(sock, request):
+                found = stack.enter_context(self._any.reading(step, attempt))
             _hand_out(sock, found, f"no rank here has the state of step {step}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-from pulsetrain.checkpoint.peers.framing import send_bytes, send_frame
+from pulsetrain.checkpoint.peers.framing import send_bytes, send_frame, telling_that_it_works
 from pulsetrain.checkpoint.peers.server import Handler
 from pulsetrain.checkpoint.resharding.saved_shards import SavedKey, SavedShards, slices_of
 from pulsetrain.checkpoint.resharding.shard_sources import DIGESTS, HEAD, PART, LocalSource
@@ -43,7 +43,8 @@ def _answering(answer: Callable[[JsonObject], Answer]) -> Handler:
 
     def handle(sock: socket.socket, request: JsonObject) -> None:
         try:
-            header, data = answer(request)
+            with telling_that_it_works(sock, request):
+                header, data = answer(request)
         except PulsetrainError as error:
             send_frame(sock, {"error": str(error)})
             return

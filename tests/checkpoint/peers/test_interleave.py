@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pulsetrain.checkpoint.peers import interleave
 from pulsetrain.checkpoint.peers.interleave import (
     LEAST_CHUNK,
     PAUSE_S,
@@ -222,3 +223,34 @@ def test_the_profile_waits_for_whole_steps_of_every_rank():
     assert not record_steps(profiler, 11)
     assert profiler.profile is None
     assert Profiler(0).done
+
+
+def collectives(step: int, count: int, rank: int = 0) -> Columns:
+    same = {
+        "rank": rank,
+        "step": step,
+        "category": "communication",
+        "open": False,
+        "start": 7,
+        "duration_ns": 5,
+    }
+    return rows("spans", {name: [value] * count for name, value in same.items()})
+
+
+def test_collectives_without_steps_take_no_more_memory_than_a_bound(monkeypatch):
+    monkeypatch.setattr(interleave, "MOST_SPANS", 1000)
+    profiler = Profiler(8)
+    told = [profiler.observe(collectives(0, 100)) for _ in range(100)]
+    assert told.count(True) == 1
+    assert profiler.done
+    assert profiler.profile is None
+    assert sum(len(spans) for spans in profiler._spans.values()) == 0
+
+
+def test_ranks_that_ran_here_before_are_not_waited_for():
+    profiler = Profiler(8, ranks=[0, 1])
+    late = {"rank": [5, 6], "step": [3, 3], "start": [7, 7], "duration_ns": [5, 5]}
+    profiler.observe(rows("steps", late))
+    profiler.observe(collectives(3, 9, rank=5))
+    assert record_steps(profiler, 14)
+    assert profiler.profile.spans_s == pytest.approx((0.040, 0.005))

@@ -67,12 +67,28 @@ def test_damaged_descriptions_are_refused(change):
         Snapshot.parse({})
 
 
-def test_the_newest_of_a_small_state_are_kept_and_one_of_a_large_one():
+def test_the_newest_of_a_small_state_are_kept_and_two_of_a_large_one():
     replicas = Replicas()
     for step in range(1, 9):
         put(replicas, snapshot(step))
         replicas.put(snapshot(step, rank=1, payload=LARGE_BYTES + 1), mmap.mmap(-1, 4096))
-    assert sorted(steps(replicas)) == [5, 6, 7, 8, 8]
+    assert sorted(steps(replicas)) == [4, 5, 6, 7, 7, 8, 8]
+
+
+def test_the_replica_before_is_there_until_its_memory_is_needed():
+    replicas = Replicas()
+    large = [snapshot(step, payload=LARGE_BYTES + 1) for step in range(1, 4)]
+    memories = []
+    for one in large[:2]:
+        memories.append(replicas.buffer(one))
+        replicas.put(one, memories[-1])
+    assert steps(replicas) == [1, 2]
+    third = replicas.buffer(large[2])
+    assert third is memories[0]  # no third buffer
+    assert steps(replicas) == [2]
+    replicas.give_back(0, third)  # it did not arrive
+    assert steps(replicas) == [2]
+    assert replicas.buffer(large[2]) is third
 
 
 def test_a_step_that_is_saved_again_takes_the_place_of_the_rolled_back_future():

@@ -141,7 +141,7 @@ def test_a_peer_that_offers_nonsense_is_cut_off_and_others_are_served(cluster, o
     rude = c.services["n0"]._connect("n1")
     client.send_frame(rude._sock, {"op": "offer", "of": offers})
     with pytest.raises(Unavailable):
-        client.receive_frame(rude._sock)
+        framing.receive_frame(rude._sock)
     rude.close()
     save_all(c, 1)
     wait_until(lambda: all_replicated(c, 1))

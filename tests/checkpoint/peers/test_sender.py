@@ -8,13 +8,9 @@ import pytest
 from pulsetrain.checkpoint.checkpoint_events import CheckpointEvents, Origin
 from pulsetrain.checkpoint.memory.arena import ArenaReader, ArenaWriter, create_arena
 from pulsetrain.checkpoint.peers.client import PeerClient
-from pulsetrain.checkpoint.peers.sender import (
-    OFFER_AGAIN_SAVES,
-    RETRY_S,
-    PeerSender,
-    Sending,
-    WatchedArena,
-)
+from pulsetrain.checkpoint.peers.rounds import Rounds
+from pulsetrain.checkpoint.peers.sender import OFFER_AGAIN_SAVES, RETRY_S, PeerSender, Sending
+from pulsetrain.checkpoint.peers.watched_arena import WatchedArena
 from pulsetrain.core.errors import Unavailable
 from tests.checkpoint.trainers import save, wait_until
 
@@ -53,9 +49,10 @@ class Node:
             share=share,
             interleaver=None,
             while_waiting=lambda: None,
-            arrived=lambda replica, active: self.arrived.append((replica.info.rank, replica.info.step)),
+            arrived=lambda replica: self.arrived.append((replica.info.rank, replica.info.step)),
         )
         self.sender = PeerSender("b", receives, sending)
+        self.rounds = Rounds()
 
     def save(self, step: int, *ranks: int) -> None:
         for rank in ranks or self.fds:
@@ -65,7 +62,11 @@ class Node:
         """What the replicator does at each look."""
         for one in self.watched:
             one.record_saves(self.events)
-        self.sender.send_due(self.watched)
+        chosen = self.rounds.choose(self.watched)
+        with self.rounds.sending(chosen):
+            self.sender.send_due(chosen)
+            arrived = any(self.sender.has(one) for one in chosen)
+            self.rounds.end(chosen, arrived=arrived, complete=arrived)
 
     def kinds(self) -> list[str]:
         return [r["kind"] for b in self.events.take("events") for r in b.to_rows()]

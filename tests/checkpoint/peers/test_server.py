@@ -1,14 +1,19 @@
 """Who may connect to an agent, and what it answers."""
 
+import time
+
 import pytest
 
+from pulsetrain.checkpoint.memory.arena import ArenaReader
+from pulsetrain.checkpoint.peers import client, incoming
 from pulsetrain.checkpoint.peers.block_dedup import BlockDedup
 from pulsetrain.checkpoint.peers.client import PeerClient
 from pulsetrain.checkpoint.peers.framing import receive_frame, send_frame
-from pulsetrain.checkpoint.peers.replicas import Replicas
+from pulsetrain.checkpoint.peers.replicas import Replicas, _Replica
 from pulsetrain.checkpoint.peers.server import PeerServer
 from pulsetrain.checkpoint.service import CheckpointService, CheckpointServiceConfig
 from pulsetrain.core.errors import AuthError, Unavailable
+from tests.checkpoint.trainers import content, wait_until
 
 
 @pytest.fixture
@@ -49,6 +54,51 @@ def test_a_wrong_token_is_refused(server):
 def test_a_port_that_is_taken_is_an_error(server):
     with pytest.raises(Unavailable, match=f"checkpoint port 127.0.0.1:{server.port}"):
         PeerServer(Replicas(), address="127.0.0.1", port=server.port, token="t", job="j")
+
+
+@pytest.mark.integration
+def test_a_peer_that_works_longer_than_the_timeout_is_not_away(cluster, monkeypatch):
+    c = cluster(2, peer_timeout_s=0.2)
+    c.save(5)
+    expected = content(c.fds[1], 1, 5)
+    wait_until(lambda: c.holds("n0", 1, 5, "peer"))
+    complete = _Replica.complete
+
+    def slow(replica) -> bool:
+        time.sleep(0.5)  # it copies and compares a large state
+        return complete(replica)
+
+    monkeypatch.setattr(_Replica, "complete", slow)
+    c.services["n1"].close()
+    c.start("spare")
+    c.set_world(["n0", "spare"], 1)
+    fd = c.attach("spare", 1)
+    c.services["spare"].load(1, 5, "peer:n0")
+    assert content(fd, 1, 5) == expected
+    assert "restore_fallthrough" not in [kind for kind, _ in c.events("spare")]
+
+
+@pytest.mark.integration
+def test_a_peer_that_compares_a_large_offer_for_long_is_not_away(cluster, monkeypatch):
+    monkeypatch.setattr(client, "SMALL_BYTES", 0)
+    agree = incoming.has_digests
+
+    def slow(*args) -> bool:
+        time.sleep(0.5)
+        return agree(*args)
+
+    monkeypatch.setattr(incoming, "has_digests", slow)
+    c = cluster(2, peer_timeout_s=0.2)
+    c.save(1)
+    wait_until(lambda: c.holds("n1", 0, 1, "peer"))
+    wait_until(lambda: ArenaReader(c.fds[0]).replicated_step == 1)
+    assert "replica_peer_away" not in [kind for kind, _ in c.events("n0")]
+
+
+def test_an_older_peer_gets_no_frames_that_it_does_not_know(server):
+    old = connect(server)
+    send_frame(old._sock, {"op": "get", "rank": 0, "step": 1})
+    assert "error" in receive_frame(old._sock)
 
 
 @pytest.mark.integration
