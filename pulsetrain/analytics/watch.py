@@ -11,7 +11,7 @@ from pulsetrain.analytics.hangs import condition, device_waits
 from pulsetrain.analytics.hangs.evidence import GroupKey, HashedGroupKey, RankEvidence, Wait
 from pulsetrain.analytics.hangs.hang import HangDiagnosis, diagnose
 from pulsetrain.analytics.hangs.job_view import COMMUNICATION, JobView, WatchConfig
-from pulsetrain.analytics.hangs.stall import PROVEN, Stall
+from pulsetrain.analytics.hangs.stall import PROVEN, Stall, device_members
 from pulsetrain.analytics.machines.log_rules import classify
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
 from pulsetrain.protocol.late_rows import column
@@ -161,7 +161,8 @@ def _suspects(view: JobView, diagnosis: HangDiagnosis) -> tuple[int, ...]:
     moving = {
         rank for rank, activity in view.activity.items() if condition.moves_bytes(activity) or activity.traced
     }
-    return tuple(r for r in diagnosis.culprits if r not in moving and states.get(r) not in condition.FROZEN)
+    suspects = diagnosis.culprits or device_members(view, diagnosis)
+    return tuple(r for r in suspects if r not in moving and states.get(r) not in condition.FROZEN)
 
 
 def _base_ns(view: JobView, config: WatchConfig) -> int:
@@ -266,4 +267,5 @@ def _wait(key: GroupKey, group: GroupStatus) -> Wait:
         size=str(group.op_bytes),
         peer=group.peer,
         order=-group.op_age_ns,
+        may_have_ended=group.on_device,
     )

@@ -63,6 +63,7 @@ AXES = ("tp", "pp", "dp", "cp", "ep")
 G_NAME, G_COUNT, G_FIRST, G_STRIDE, G_POOL, G_ENQUEUED, G_COMPLETED = range(7)
 G_SEQ, G_BYTES, G_START, G_PEER, G_OP = range(7, 12)  # the operation in flight; G_OP is 0 for none
 G_TIMEOUT = 12  # ns after which torch ends an operation of the group, 0 if unknown
+G_DEVICE = 13  # 1 if its operations end on a device, and G_COMPLETED is only what was seen of that
 
 P_HEAD, P_COUNT = range(2)  # of a pair: see `pair_head`
 

@@ -17,11 +17,13 @@ from dataclasses import replace
 from pulsetrain.analytics.hangs.broken_links import waits
 from pulsetrain.analytics.hangs.condition import BUSY, FROZEN, moves_bytes
 from pulsetrain.analytics.verdict import Finding
-from pulsetrain.protocol.messages import RankStatus
+from pulsetrain.protocol.messages import RankActivity, RankStatus
 from pulsetrain.recovery.snapshot import JobSnapshot
 
 SILENT_NS = 10_000_000_000
 """So long each rank must have stood in its collective."""
+ON_THE_HOST = ("sleep", "poll", "read", "child")
+"""system calls that no device ends"""
 CONFIDENCE = 0.7
 """Nobody counted how often a stop of traffic is a hang."""
 
@@ -74,6 +76,8 @@ def find(job: JobSnapshot, usual_ns: int = 0) -> Finding | None:
         return None
     if not recorded and any(a.cpu_ratio >= BUSY for a in activity):
         return None
+    if any(g.op and g.on_device for s in statuses for g in s.groups) and any(map(_may_not_wait, activity)):
+        return None
     usual = sum(heartbeat.gauges.get("traffic_bytes_per_s", 0.0) for _, heartbeat in reporting)
     where = ", and every rank waits in a collective" if recorded else ""
     return Finding(
@@ -103,6 +107,14 @@ def find(job: JobSnapshot, usual_ns: int = 0) -> Finding | None:
             "victims": [],
         },
     )
+
+
+def _may_not_wait(activity: RankActivity) -> bool:
+    """Whether a rank, whose operations on a device are shown until it looks, may do something on the host.
+
+    `watch.hang` reads the stacks of such ranks, and names them where they wait for the device.
+    """
+    return activity.cpu_ratio >= BUSY or activity.waits_in in ON_THE_HOST
 
 
 def _all_wait(job: JobSnapshot, statuses: Sequence[RankStatus]) -> bool:

@@ -53,7 +53,8 @@ class Members(tuple[int, ...]):
 class GroupStatus:
     """Where one rank stands in one process group. `op` is the oldest operation in flight, "" for none.
 
-    `timeout_s`: after which torch ends an operation by itself, 0 if unknown.
+    `timeout_s`: after which torch ends an operation by itself, 0 if unknown. `on_device`: its operations end
+    on a device. The rank sees that only when it looks, so one that has ended may still be shown.
     """
 
     group: str
@@ -66,6 +67,7 @@ class GroupStatus:
     op_age_ns: int = 0
     peer: int = NO_PEER  # global rank of the other side of a transfer, or ANY_SOURCE
     timeout_s: int = 0
+    on_device: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,10 +20,9 @@ LOOP_WITHOUT_CHECKPOINT_NS = 300 * 10**9  # a loop loses nothing that a longer l
 HIDDEN_NS = 10 * 10**9  # a hang that nobody sees for so long is none any more, also if the job did not move
 LATE_NS = 10 * 10**9  # no look is so long after the one before, unless the hub or its machine stood still
 TIMEOUT_MARGIN_NS = 5 * 10**9  # so that torch, which knows more, raises first
-VOLUNTARY = ("waits", "slow_phase", "unknown")  # conditions that a healthy rank is in for minutes
+VOLUNTARY = ("waits", "slow_phase", "unknown", "spin")  # conditions that a healthy rank is in for minutes
 ALMOST_CERTAIN = ("held_gil", "loop")  # conditions that are certain once they have lasted for some time
 NOTHING_TO_RESUME = "The job is not restarted: it has no checkpoint to resume from, and it may only pause."
-DEFAULT_TIMEOUTS_NS = (600 * 10**9, 1800 * 10**9)  # torch's, of NCCL and of gloo. Others are somebody's wish
 DECISIONS = ("wait", "now")
 
 
@@ -207,7 +206,7 @@ class HangPatience:
         condition, timeout_ns = _text(hang, "condition"), _number(hang, "timeout_ns")
         pauses = condition in VOLUNTARY or (condition == "network" and not _shows_no_data(hang))
         base_ns = self._pause_ns if pauses else self._patience_ns
-        if pauses and timeout_ns not in DEFAULT_TIMEOUTS_NS:
+        if pauses and hang.evidence.get("timeout_chosen"):
             base_ns = max(base_ns, timeout_ns)
         return max(base_ns, PAUSE_FACTOR * self._survived_ns(hang))
 

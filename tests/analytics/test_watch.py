@@ -517,6 +517,51 @@ def test_a_network_through_which_bytes_flow_is_slow_and_no_hang():
     assert not findings(hang(view(ranks, world=(), activity=flows)))
 
 
+def device_job(silent_s=70.0, op="all_reduce"):
+    waiting = group("dp", (2, 3), 40, op, op_bytes=64, on_device=True, timeout_s=1800)
+    return [status(2, silent_s, waiting, phase="step"), status(3, silent_s, waiting, phase="step")]
+
+
+def test_ranks_that_work_on_their_own_after_a_step_on_devices_are_no_hang():
+    """What ended on a device is shown as in flight until the rank looks."""
+    busy = {r: active(r, cpu_ratio=1.0, still_ns=0) for r in (2, 3)}
+    seen = look(view(device_job(), world=(), activity=busy))
+    assert not [v for v in seen.verdicts if isinstance(v, Finding)]
+    assert seen.suspects == (2, 3)
+    moves = {r: stands(r, 1) for r in (2, 3)}
+    assert not findings(hang(view(device_job(), world=(), activity=busy, postures=moves)))
+
+
+def test_ranks_that_wait_for_something_else_than_a_device_are_given_time():
+    waits = {r: active(r, waits_in="poll") for r in (2, 3)}
+    (finding,) = findings(hang(view(device_job(), world=(), activity=waits)))
+    assert (finding.evidence["condition"], finding.evidence["timeout_chosen"]) == ("waits", True)
+    assert "network" not in finding.summary
+
+
+def test_ranks_that_turn_in_a_wait_for_their_device_are_the_network():
+    """Threads of the communication library turn beside the main thread."""
+    spin = {r: active(r, cpu_ratio=2.0, still_ns=0) for r in (2, 3)}
+    still = {r: stands(r, 9) for r in (2, 3)}
+    (finding,) = findings(hang(view(device_job(), world=(), activity=spin, postures=still)))
+    assert (finding.evidence["class"], finding.evidence["condition"]) == ("network", "network")
+
+
+def test_no_rank_is_blamed_because_it_looked_at_its_device_earlier():
+    """Each shows the oldest operation that it has not seen the end of. The end of all may be the same."""
+
+    def rank(number, done, enqueued=14):
+        cell = GroupStatus(
+            group="dp", members=(0, 1, 2, 3), enqueued=enqueued, completed=done, op="all_gather",
+            op_seq=done + 1, on_device=True,
+        )  # fmt: skip
+        return status(number, 9.0, cell, phase="step")
+
+    ranks = [rank(0, 8), rank(1, 12), rank(2, 9), rank(3, 8)]
+    (finding,) = findings(hang(view(ranks, world=())))
+    assert (finding.subject_type, finding.evidence["culprits"]) == ("group", ())
+
+
 def test_operations_that_can_never_meet_are_named_before_a_slow_step_is_over():
     same = group("dp", (0, 1, 2), 9, "all_reduce", op_bytes=64)
     odd = group("dp", (0, 1, 2), 9, "broadcast", op_bytes=64)
@@ -551,6 +596,7 @@ def test_the_timeout_of_the_group_that_stands_is_part_of_the_evidence():
     ]
     (finding,) = findings(hang(view(ranks)))
     assert finding.evidence["timeout_ns"] == 1800 * S
+    assert not finding.evidence["timeout_chosen"]
     (unknown,) = findings(hang(view(stuck_job(3, state="running"))))
     assert unknown.evidence["timeout_ns"] == 0
 

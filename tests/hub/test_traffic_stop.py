@@ -107,6 +107,15 @@ def test_one_rank_that_does_not_wait_is_enough_for_no_hang(other):
     assert find(job(waiting("a", 0), other)) is None
 
 
+@pytest.mark.parametrize("does", [{"cpu_ratio": 1.0}, {"waits_in": "poll"}])
+def test_ranks_that_may_not_have_looked_at_their_devices_are_left_to_who_reads_their_stacks(does):
+    ended = {"groups": tuple(dataclasses.replace(g, on_device=True) for g in IN_FLIGHT), "phase": "step"}
+    idle = {"cpu_ratio": 0.0, "helper_cpu_ratio": 0.0, "io_bytes_s": 0.0, "still_ns": 60 * S}
+    activity = (RankActivity(rank=0, **(idle | does)),)
+    assert find(job(waiting("a", 0, activity=activity, **ended), waiting("b", 2, **ended))) is None
+    assert find(job(waiting("a", 0, **ended), waiting("b", 2, **ended))) is not None
+
+
 def test_a_node_that_knows_no_usual_traffic_says_nothing():
     unknown = node_snapshot("b", status(2), status(3))
     assert stopped_for_s(job(node("a", 0), unknown)) == 0.0

@@ -228,10 +228,14 @@ def test_a_network_of_which_only_ranks_are_silent_may_be_slow():
         assert acted_at(patience, range(0, 900), [pausing(condition="network", **evidence)]) == at_s
 
 
-@pytest.mark.parametrize(("timeout_s", "at_s"), [(600, 600), (1800, 600), (7200, 7200), (0, 600)])
-def test_a_timeout_that_somebody_chose_says_how_long_a_pause_may_be(timeout_s, at_s):
+@pytest.mark.parametrize("condition", ["waits", "spin"])
+@pytest.mark.parametrize(
+    ("timeout_s", "chosen", "at_s"),
+    [(600, False, 600), (1800, False, 600), (1800, True, 1800), (7200, True, 7200), (0, False, 600)],
+)
+def test_a_timeout_that_somebody_chose_says_how_long_a_pause_may_be(condition, timeout_s, chosen, at_s):
     patience = HangPatience(PATIENCE_S, 600.0)
-    found = [pausing(condition="waits", timeout_ns=timeout_s * S, stall_ns=0)]
+    found = [pausing(condition=condition, timeout_ns=timeout_s * S, timeout_chosen=chosen, stall_ns=0)]
     assert acted_at(patience, range(0, 9000, 10), found) == at_s
 
 

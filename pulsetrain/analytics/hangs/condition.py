@@ -113,6 +113,11 @@ def is_continued(activity: RankActivity | None) -> bool:
     return activity is not None and activity.cpu_ratio > 0
 
 
+def stands(posture: Posture | None) -> bool:
+    """Return whether the main thread was in one place in every reading, for long enough."""
+    return posture is not None and posture.same_ns >= LOOKED_NS and posture.samples >= LOOKED_TIMES
+
+
 def moves_bytes(activity: RankActivity) -> bool:
     """Return whether the rank or its children read or write now."""
     return activity.io_bytes_s >= MOVED_BYTES_S
@@ -128,9 +133,8 @@ def _working(activity: RankActivity, posture: Posture | None) -> Condition | Non
         return Condition(kind="working", why=f"moves {activity.io_bytes_s / 1e6:.1f} MB/s")
     if activity.cpu_ratio < BUSY:
         return Condition(kind="working", why="worked a moment ago")
-    stands = posture is not None and posture.same_ns >= LOOKED_NS and posture.samples >= LOOKED_TIMES
     one_thread = activity.cpu_ratio <= CORES_OF_A_LOOP and activity.faults_s <= FAULTS_OF_A_LOOP
-    if stands and one_thread:
+    if stands(posture) and one_thread:
         return None
     return Condition(kind="working", why=f"uses {activity.cpu_ratio:.1f} cores")
 

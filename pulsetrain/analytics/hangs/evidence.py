@@ -58,7 +58,8 @@ class Wait:
     `seq` is the sequence number in the group. `peer` is the other rank of a send or recv, `ANY_SOURCE` for a
     recv that takes from anybody, `NO_PEER` for a collective. `size` is payload and type as text, empty where
     it is unknown. `order` is the operation's place in the rank's own program. `started` says whether the
-    device began the operation, None where nothing records that.
+    device began the operation, None where nothing records that. `may_have_ended`: it ends on a device, and
+    its rank has not looked since.
     """
 
     group: GroupKey
@@ -68,6 +69,7 @@ class Wait:
     peer: int = NO_PEER
     order: int = 0
     started: bool | None = None
+    may_have_ended: bool = False
 
     @property
     def is_transfer(self) -> bool:

@@ -133,6 +133,10 @@ def _single_rank(evidence: RankEvidence, graph: WaitGraph) -> SinkVerdict:
     oldest = evidence.oldest_wait
     if not evidence.reported:
         what, confidence = "left no trace", 0.85
+    elif oldest is not None and oldest.may_have_ended and len(oldest.group[1]) > 1:
+        where = f"{oldest.op} seq {oldest.seq} of {oldest.group[0]}"
+        reason = f"every member joined {where}, and who finished is not known"
+        return SinkVerdict(verdict="network", culprits=(), confidence=0.5, reason=reason, group=oldest.group)
     elif oldest is not None:
         alone = len(oldest.group[1]) < 2
         what, confidence = f"does not finish {oldest.op}{'' if alone else ', as its peers did'}", 0.9

@@ -18,6 +18,9 @@ _MAX_SILENCES = 64  # ranks whose silences are listed in the evidence; of a larg
 _MAX_GROUPS = 16
 _OF_LINKS = 0.8  # stated confidence in a link that carries nothing, as in a network where every member waits
 _MAX_LINKS = 64  # that are listed in the evidence
+_ON_THE_HOST = ("working", "waits", "slow_phase", "debugger")  # what a rank does that no device holds up
+MOST_JUDGED = 16  # members of a group on devices whose stacks are read
+_DEVICE_TIMEOUT_S, _HOST_TIMEOUT_S = 600, 1800  # torch's own, of NCCL and of gloo
 _USUAL = 1.25  # a silence shorter than so many times the longest that ended at the same place is no hang
 
 
@@ -80,17 +83,26 @@ class Stall:
 
     def _condition(self, rank: int) -> Condition:
         """Return what a rank at fault does."""
-        status = next((r for r in self.view.ranks if r.rank == rank), None)
-        if status is None:
-            return Condition(kind="unknown", why="left no report")
-        activity, posture = self.view.activity.get(rank), self.view.postures.get(rank)
-        slow = slow_phase(status) if self.view.first_step_done else "its start"
-        found = condition.judge(status.state, slow, activity, posture)
+        found = self._judge(rank)
         if found.kind in ("frozen", "debugger") or self.diagnosis.verdict != "desync":
             return found
         if self.diagnosis.proven:
             return Condition(kind="mismatch", why="is in an operation that its peers are not in")
         return self._network()
+
+    def _judge(self, rank: int, *, spins_elsewhere: bool = False) -> Condition:
+        """Return what a rank does by its process alone.
+
+        `spins_elsewhere`: threads of its communication library turn beside a main thread that stands.
+        """
+        status = next((r for r in self.view.ranks if r.rank == rank), None)
+        if status is None:
+            return Condition(kind="unknown", why="left no report")
+        activity, posture = self.view.activity.get(rank), self.view.postures.get(rank)
+        if spins_elsewhere and activity is not None and condition.stands(posture):
+            activity = replace(activity, cpu_ratio=min(activity.cpu_ratio, 1.0), faults_s=0.0)
+        slow = slow_phase(status) if self.view.first_step_done else "its start"
+        return condition.judge(status.state, slow, activity, posture)
 
     def _network(self) -> Condition:
         """Return what ranks do that all wait: a processor that spins for the device says nothing."""
@@ -102,8 +114,22 @@ class Stall:
         slow = [phase for r in self.view.ranks if r.rank in members and (phase := slow_phase(r))]
         if slow and not self.broken.pairs:
             return Condition(kind="slow_phase", why=f"is in {slow[0]}")
+        if not self.broken.pairs and (found := self._beside_device()):
+            return found
         why = self.broken.why if self.broken.pairs else "every member waits"
         return Condition(kind="network", why=why, lasts_ns=self.stall_ns)
+
+    def _beside_device(self) -> Condition | None:
+        """Return what a member does that does not wait for the device, None where all may wait for it.
+
+        Operations that ended on a device are shown as in flight until the rank looks. Ranks that compute or
+        wait for something else on the host have not looked.
+        """
+        for rank in device_members(self.view, self.diagnosis):
+            found = self._judge(rank, spins_elsewhere=True)
+            if found.kind in _ON_THE_HOST:
+                return replace(found, why=f"rank {rank} {found.why}")
+        return None
 
     def _is_hang(self, found: Condition) -> bool:
         if found.kind in PROVEN:
@@ -136,7 +162,7 @@ class Stall:
         """Return the finding on the stuck group. `_of_rank` turns it into one on a rank."""
         view, diagnosis = self.view, self.diagnosis
         links = self.broken if found.kind == "network" else BrokenLinks()
-        network = bool(links.pairs) or not diagnosis.culprits
+        network = bool(links.pairs) or (not diagnosis.culprits and found.kind == "network")
         reason = links.why if links.pairs else diagnosis.reason
         subject_type: SubjectType = "group"
         subject = diagnosis.group[0] if diagnosis.group else ""
@@ -165,18 +191,23 @@ class Stall:
             "condition_ns": found.lasts_ns,
             "place": place,
             "usual_ns": self.view.usual_ns.get(place, 0),
-            "timeout_ns": self._timeout_ns(),
+            **self._timeout(),
         }
 
-    def _timeout_ns(self) -> int:
+    def _timeout(self) -> dict[str, object]:
         """Return after which torch ends the operation that the job stands in, 0 if that is not known.
 
-        Operations of other groups may be in flight for as long as they like.
+        With `timeout_chosen`: whether the script has set it. Operations of other groups may be in flight for
+        as long as they like.
         """
         stuck = self.diagnosis.group[0] if self.diagnosis.group else ""
         groups = [g for status in self.view.ranks for g in status.groups if g.op and g.timeout_s]
-        of_stuck = [g.timeout_s for g in groups if g.group == stuck]
-        return max(of_stuck or [g.timeout_s for g in groups], default=0) * 10**9
+        of_stuck = [g for g in groups if g.group == stuck]
+        longest = max(of_stuck or groups, key=lambda g: g.timeout_s, default=None)
+        if longest is None:
+            return {"timeout_ns": 0, "timeout_chosen": False}
+        usual_s = _DEVICE_TIMEOUT_S if longest.on_device else _HOST_TIMEOUT_S
+        return {"timeout_ns": longest.timeout_s * 10**9, "timeout_chosen": longest.timeout_s != usual_s}
 
     def _evidence(self) -> dict[str, object]:
         view, diagnosis = self.view, self.diagnosis
@@ -200,3 +231,12 @@ def _evidence_of_links(links: BrokenLinks) -> dict[str, object]:
         return {}
     pairs = [list(pair) for pair in links.pairs[:_MAX_LINKS]]
     return {"class": "network", "culprits": [], "nodes": links.nodes, "links": pairs}
+
+
+def device_members(view: JobView, diagnosis: HangDiagnosis) -> tuple[int, ...]:
+    """Return members of the group that all wait in, where its operations end on devices: the first ones."""
+    if diagnosis.culprits or not diagnosis.group:
+        return ()
+    name, members = diagnosis.group[0], diagnosis.group[1][:MOST_JUDGED]
+    waiting = {r.rank for r in view.ranks for g in r.groups if g.group == name and g.op and g.on_device}
+    return tuple(rank for rank in members if rank in waiting)

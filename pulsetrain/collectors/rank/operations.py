@@ -195,7 +195,9 @@ class Group:
 
     def _open_cell(self) -> None:
         self._members = self._get_members()
-        self.cell = self.state.ring.add_group(self._name, self._members, self._timeout_ns)
+        self.cell = self.state.ring.add_group(
+            self._name, self._members, self._timeout_ns, on_device=not self.host_only
+        )
 
     def _kind(self, number: int, name: str) -> Kind:
         phase = self.state.ring.intern(phase_name(name))

@@ -44,6 +44,7 @@ import numpy as np
 
 from pulsetrain.collectors.layout import (
     G_COUNT,
+    G_DEVICE,
     G_FIRST,
     G_NAME,
     G_POOL,
@@ -281,10 +282,13 @@ class RingWriter:
         at = NAMES_AT + index * NAME_BYTES
         self.memory[at : at + NAME_BYTES] = bytes([len(text)]) + text.ljust(NAME_BYTES - 1, b"\0")
 
-    def add_group(self, name: str, members: Sequence[int], timeout_ns: int = 0) -> int:
+    def add_group(
+        self, name: str, members: Sequence[int], timeout_ns: int = 0, *, on_device: bool = False
+    ) -> int:
         """Return the word index of a new group's cell, -1 if the table is full.
 
         `members`: global ranks in order. `timeout_ns`: after which torch ends an operation, 0 if unknown.
+        `on_device`: its operations end on a device.
         """
         if self._groups >= MAX_GROUPS:
             return -1
@@ -293,7 +297,7 @@ class RingWriter:
         words = self.words
         words[cell + G_NAME] = self.intern(name)
         words[cell + G_COUNT] = len(members)
-        words[cell + G_TIMEOUT] = timeout_ns
+        words[cell + G_TIMEOUT], words[cell + G_DEVICE] = timeout_ns, on_device
         words[cell + G_FIRST], words[cell + G_STRIDE], words[cell + G_POOL] = first, stride, pool
         self._groups += 1
         words[W_GROUPS] = self._groups

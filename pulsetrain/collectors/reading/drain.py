@@ -356,6 +356,7 @@ def _group_status(group: GroupCell, now: int) -> GroupStatus:
         op_age_ns=_age(now, group.op_start_ns) if busy else 0,
         peer=group.op_peer if busy else NO_PEER,
         timeout_s=group.timeout_ns // 10**9,
+        on_device=group.on_device,
     )
 
 

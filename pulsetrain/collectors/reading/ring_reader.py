@@ -18,6 +18,7 @@ from pulsetrain.collectors.layout import (
     G_BYTES,
     G_COMPLETED,
     G_COUNT,
+    G_DEVICE,
     G_ENQUEUED,
     G_FIRST,
     G_NAME,
@@ -336,6 +337,7 @@ class RingReader:
             op_start_ns=cell[G_START],
             op_peer=cell[G_PEER],
             timeout_ns=cell[G_TIMEOUT],
+            on_device=bool(cell[G_DEVICE]),
         )
 
     def _members_of(self, cell: list[int]) -> tuple[int, ...]:

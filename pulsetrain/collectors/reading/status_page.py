@@ -23,7 +23,8 @@ class OpenPhase:
 class GroupCell:
     """One process group as its rank last saw it. `op` is "" if nothing is in flight.
 
-    `timeout_ns`: after which torch ends an operation, 0 if unknown.
+    `timeout_ns`: after which torch ends an operation, 0 if unknown. `on_device`: operations end on a device,
+    and their end is only seen when the rank looks.
     """
 
     name: str
@@ -36,6 +37,7 @@ class GroupCell:
     op_start_ns: int
     op_peer: int
     timeout_ns: int = 0
+    on_device: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
