@@ -216,7 +216,7 @@ class Job:
             overdue = liveness.overdue(state.members, policy, now_s, starting=starting, running=running)
             for node, reason in overdue:
                 self._lose(node, reason)
-        if state.works_without_steps():
+        if state.works_without_steps() or state.adopted_under_way():
             state.under_way()
         state.rate.note(state.last_step, now_s)
         state.note_time()
@@ -395,7 +395,7 @@ class Job:
         state = self._state
         state.resizing.size = state.members.attempt_nodes(state.nnodes)
         number = state.members.adopt(state.resizing.size)
-        state.attempt.number, state.attempt.first_step_done = number, True
+        state.attempt.number, state.attempt.launched, state.attempt.adopted = number, True, True
         state.attempt.started_ns = state.now_ns()
         if self._services.pooled:
             state.members.allowed = frozenset(m.node for m in state.members.world)

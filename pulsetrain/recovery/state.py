@@ -307,6 +307,15 @@ class JobState:
             return False
         return all(r.last_step < 0 and r.progress > 0 and r.progress_age_ns < BUSY_NS for r in ranks)
 
+    def adopted_under_way(self) -> bool:
+        """Whether each rank of an attempt that an earlier hub launched has done a step of it."""
+        if not self.attempt.adopted or self.attempt.first_step_done or self.phase is not Phase.RUNNING:
+            return False
+        ranks = self.members.statuses(self.attempt.number)
+        if len(ranks) < self.members.world_size:
+            return False
+        return all(r.last_step > r.resumed_step for r in ranks)
+
     def now_ns(self) -> int:
         """UTC nanoseconds."""
         return self.services.clock.wall_ns()

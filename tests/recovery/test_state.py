@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from pulsetrain.protocol.messages import FirstStep, OwnCheckpoint, Reply, SelfCheck
-from pulsetrain.recovery import faults
+from pulsetrain.recovery import faults, liveness
 from pulsetrain.recovery.attempt import Attempt
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.state import JobState, Services
@@ -85,6 +85,18 @@ def test_a_rank_that_has_not_reported_keeps_the_attempt_from_being_under_way(job
         heartbeat("a", status(0, last_step=-1), status(1, last_step=-1)), 0.0
     )
     assert not job.works_without_steps()
+
+
+@pytest.mark.parametrize(("last", "under_way"), [((-1, -1), False), ((4, -1), False), ((4, 4), True)])
+def test_an_adopted_attempt_starts_until_each_rank_has_done_a_step(job, last, under_way):
+    job.enter(Phase.RUNNING)
+    job.attempt.adopted = True
+    job.attempt.number = 0
+    report(job, last_step=last[0])
+    node = job.members.nodes["a"]
+    node.take_heartbeat(heartbeat("a", *(status(r, last_step=step) for r, step in enumerate(last))), 0.0)
+    assert liveness.is_starting(job)
+    assert job.adopted_under_way() is under_way
 
 
 def test_commands_have_different_ids_and_a_time_limit_from_the_policy(job):

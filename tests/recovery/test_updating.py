@@ -244,7 +244,7 @@ def test_a_node_that_cannot_launch_the_update_rolls_it_back_at_once(fault, words
 
 def test_a_lost_node_is_no_failure_of_the_update():
     async def scenario():
-        job = Job("abz", policy=Policy(update_attempts=1))
+        job = Job("abz", policy=Policy(update_attempts=1, lost_state_wait_s=0))
         await job.train(9)
         await job.ask()
         await job.rank_ends()
