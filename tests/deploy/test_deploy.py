@@ -282,6 +282,13 @@ def test_a_check_that_hangs_drains_the_node(prolog):
 
 def test_a_check_that_cannot_run_drains_nobody(prolog):
     assert prolog("exit 2") == (0, "")
+    assert prolog("echo Traceback >&2; exit 1") == (0, "")
+
+
+def test_the_manifests_of_hub_and_operator_can_be_put_into_one_file():
+    texts = [(DEPLOY / "kubernetes" / name).read_text() for name in ("hub.yaml", "operator.yaml")]
+    apart = [part for text in texts for part in yaml.safe_load_all(text) if part]
+    assert [part for part in yaml.safe_load_all("".join(texts)) if part] == apart
 
 
 def test_the_epilog_ends_only_what_the_job_left(tmp_path):
