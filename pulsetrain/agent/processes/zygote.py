@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -49,7 +50,7 @@ FORK_TIMEOUT_S = 10.0
 READY_TIMEOUT_S = 120.0
 READ_TIMEOUT_S = 1.0
 STALE_AFTER_S = 10.0
-_SECRETS = ("PULSETRAIN_TOKEN",)
+_SECRETS = re.compile("PULSETRAIN_.*(TOKEN|PASSWORD)|PULSETRAIN_HUB_STORE")  # a store may hold a password
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class Zygote:
             [sys.executable, "-c", BOOT, str(theirs.fileno()), str(os.getpid()), json.dumps(options)],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
-            env={k: v for k, v in env.items() if k not in _SECRETS},
+            env={k: v for k, v in env.items() if not _SECRETS.fullmatch(k)},
             start_new_session=True,  # a terminal's Ctrl-C is for the agent, which ends the rest in order
         )
         theirs.close()
