@@ -101,7 +101,7 @@ class LocalStorage:
 
     def remove(self, path: str) -> None:
         target = self._root / path
-        if target.is_dir():
+        if target.is_dir() and not target.is_symlink():  # behind a link is what somebody has moved away
             for child in list(target.iterdir()):
                 self.remove(str(child.relative_to(self._root)))
             with contextlib.suppress(FileNotFoundError):

@@ -65,6 +65,18 @@ def test_removing_takes_a_folder_with_all_in_it_and_nothing_else(storage):
     assert storage.list("j/two") == []
 
 
+def test_removing_a_link_leaves_what_it_leads_to(tmp_path):
+    archive = tmp_path / "archive"
+    archive.mkdir()
+    (archive / "rank-0.pack").write_bytes(b"kept")
+    (tmp_path / "storage").mkdir()
+    (tmp_path / "storage" / "step-100").symlink_to(archive)
+    storage = open_storage(str(tmp_path / "storage"))
+    storage.remove("step-100")
+    assert storage.list("") == []
+    assert (archive / "rank-0.pack").read_bytes() == b"kept"
+
+
 def test_a_write_that_fails_leaves_no_file(tmp_path):
     storage = LocalStorage(tmp_path)
 
