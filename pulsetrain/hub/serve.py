@@ -207,11 +207,10 @@ def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
 def kept_token(data: Path) -> str:
     """The token of this data folder, made on first use and readable by its owner alone."""
     path = data / "token"
-    if path.exists():
-        return path.read_text().strip()
-    token = secrets.token_urlsafe(24)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(token)
+    token = path.read_text().strip() if path.exists() else ""
+    if not token:  # or one that was not written to its end
+        token = secrets.token_urlsafe(24)
+        replace_private(path, token)
     return token
 
 

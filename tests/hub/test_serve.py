@@ -24,6 +24,12 @@ def test_the_token_of_a_folder_is_made_once_and_only_its_owner_may_read_it(tmp_p
     assert mode(tmp_path / "token") == 0o600
 
 
+def test_a_token_that_was_never_written_is_made_anew(tmp_path):
+    (tmp_path / "token").touch()
+    assert len(kept_token(tmp_path)) > 20
+    assert kept_token(tmp_path) == (tmp_path / "token").read_text()
+
+
 def test_the_address_file_is_replaced_whole(tmp_path):
     write_address(tmp_path, {"url": "http://a", "token": "x"})
     write_address(tmp_path, {"url": "http://b"})

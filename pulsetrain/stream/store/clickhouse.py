@@ -17,7 +17,7 @@ from functools import partial
 from io import IOBase
 from pathlib import Path
 from typing import BinaryIO, cast
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import clickhouse_connect
 import pyarrow as pa
@@ -277,8 +277,8 @@ def _connect_http(url: str, token: str | None, ca: str) -> Client:
         interface=parts.scheme,
         host=parts.hostname,
         port=parts.port or (8443 if parts.scheme == "https" else 8123),
-        username=parts.username or "default",
-        password=parts.password or token or "",
+        username=unquote(parts.username or "default"),
+        password=unquote(parts.password or "") or token or "",
         database=parts.path.strip("/") or "default",
         ca_cert=ca or None,
     )
@@ -289,8 +289,8 @@ def _read_http(url: str, token: str | None, config: ReaderConfig) -> Reader:
     port = parts.port or (8443 if parts.scheme == "https" else 8123)
     return HttpReader(
         f"{parts.scheme}://{parts.hostname}:{port}",
-        parts.username or "default",
-        parts.password or token or "",
+        unquote(parts.username or "default"),
+        unquote(parts.password or "") or token or "",
         parts.path.strip("/") or "default",
         config,
     )
