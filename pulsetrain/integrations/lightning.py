@@ -76,15 +76,18 @@ class PulsetrainCallback(Callback):  # type: ignore[misc]  # its types are not f
             self._losses.append(loss.detach())
         if trainer.global_step > self._steps:
             self._steps = trainer.global_step
-            self._end_step()
+            self._end_step(divided=pl_module.automatic_optimization)
         self._phase.to("data")
 
-    def _end_step(self) -> None:
-        """End the step with the mean loss of its batches."""
+    def _end_step(self, *, divided: bool) -> None:
+        """End the step with the mean loss of its batches.
+
+        That is the sum where Lightning has `divided` each.
+        """
         self._phase.to(None)
         losses, self._losses = self._losses, []
         if losses:
-            self._watch.log(loss=sum(losses[1:], losses[0]) / len(losses))
+            self._watch.log(loss=sum(losses[1:], losses[0]) / (1 if divided else len(losses)))
         self._watch.step()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -75,7 +75,7 @@ def watched_backward(original: Callable[..., None], auto: Auto, losses: Losses) 
                 return False
             if loop.wants_graph:
                 loop.take_graph(graph.count(tensors))
-            loop.begin_backward(None if loop.in_backward else losses.of(tensors, gradients))
+            loop.begin_backward(None if loop.in_backward or loop.overfull else losses.of(tensors, gradients))
         except Exception:  # noqa: BLE001 - the script must not see our faults
             fault()
         auto.handle.raise_of_hold()

@@ -29,6 +29,8 @@ SEGMENTS = frozenset(("data", "forward", "backward", "optimizer", "checkpoint", 
 TOKEN_SOURCES = ("batch", "embedding")
 OBSERVED = 2
 """The step whose graphs are counted. Caches and shapes have settled by then."""
+MOST_BACKWARDS = 10_000
+"""Backward passes since an optimizer was seen, of which losses are kept."""
 PATIENCE = 3
 """A script that has called `init` is expected to end its steps itself. After so many cycles it is not."""
 
@@ -126,6 +128,14 @@ class TrainingLoop:
         if self.segments.current == "data":
             self.segments.switch("")
 
+    @property
+    def overfull(self) -> bool:
+        """Whether so many backward passes were not followed by an optimizer that none is seen here.
+
+        A number on its way from a device holds memory, so no more losses are kept.
+        """
+        return self.since.backwards >= MOST_BACKWARDS
+
     def begin_backward(self, loss: Number | None) -> None:
         """A backward pass begins. What was expected before it was the forward pass."""
         self._in_backward += 1
@@ -135,7 +145,9 @@ class TrainingLoop:
         self._handle.start_clock()
         self._handle.hold_at_backward()
         self.since.backwards += 1
-        if loss is not None and "loss" not in self._given and self._is_first_evaluation():
+        if self.overfull:
+            self.since.losses.clear()
+        elif loss is not None and "loss" not in self._given and self._is_first_evaluation():
             self.since.losses.append(loss)
         self.segments.confirm("forward")
         self.segments.switch("backward")

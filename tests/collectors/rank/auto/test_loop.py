@@ -298,6 +298,16 @@ def test_a_closure_runs_forward_and_backward_inside_the_step(watched, auto, mode
     assert watched.errors == 0
 
 
+def test_losses_that_no_optimizer_ever_takes_are_not_kept(watched, auto, model, optimizer, monkeypatch):
+    """An attack, or an optimizer that is none of torch's."""
+    monkeypatch.setattr("pulsetrain.collectors.rank.auto.loop.MOST_BACKWARDS", 5)
+    kept = []
+    for (tokens,) in loader(1):
+        loss_of(model, tokens).backward()
+        kept.append(len(auto.loop.since.losses))
+    assert kept == [1, 2, 3, 4, 0, 0, 0, 0]
+
+
 def test_losses_before_a_step_with_a_closure_belong_to_it(watched, auto, model, optimizer):
     """Lightning accumulates so: only the last batch of a step is inside it."""
     wanted = []
