@@ -29,6 +29,7 @@ from pulsetrain.recovery.transitions import Phase
 from pulsetrain.recovery.unequal_units import unequal_detail
 from pulsetrain.recovery.world_sizes import resize
 
+EARLIER = "what ranks have saved for so many nodes is of an earlier attempt"
 NOT_REPLICATED = (
     "each rank may have saved a part of the state of its own, which fits this number of ranks only. "
     "Where all ranks save the same, say so with Checkpointer(..., replicated=True)"
@@ -130,6 +131,8 @@ def why_not_size(job: JobState, size: int) -> str:
     plan = members.plan_restore(resized, job.restarts.unrestorable)
     if plan.step < 0:
         return _why_not_shards(held)
+    if plan.order[0] < members.plan_restore(members.world, job.restarts.unrestorable).order[0]:
+        return EARLIER
     return job.resizing.refusal(size) if plan.shards.step >= 0 else ""
 
 

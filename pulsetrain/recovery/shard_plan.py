@@ -69,7 +69,7 @@ def plan_shards(
             if item.shard and item.world > 0 and (item.rank, item.step) not in unrestorable:
                 source = "storage" if item.tier == "storage" else f"peer:{node}"
                 found[item.step, (item.attempt, item.world)][item.rank][source] = item
-    for step, saved_by in sorted(found, reverse=True):
+    for step, saved_by in sorted(found, key=lambda key: (key[1][0], key[0], key[1]), reverse=True):
         ranks = found[step, saved_by]
         parts = {**known.get(saved_by, {}), **{r: next(iter(of.values())).shard for r, of in ranks.items()}}
         if len(parts) == saved_by[1] and {parts[rank] for rank in ranks} == set(parts.values()):

@@ -12,6 +12,8 @@ from pulsetrain.recovery.shard_plan import NONE, SavedBy, ShardSources, plan_sha
 
 SHARDS = "shards"
 """The source of a rank that puts its state together from several."""
+FEW_STEPS = 10
+"""that are done again rather than that random generators begin anew"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,12 @@ class RestorePlan:
     replica_attempt: int = -1
     saved_attempt: int = -1
     shards: ShardSources = NONE
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Attempt and step: of two plans the one with more is newer."""
+        attempt = self.replica_attempt if self.replica_attempt >= 0 else self.saved_attempt
+        return (attempt, self.step) if self.step >= 0 else (-1, -1)
 
 
 def form_world(hellos: Iterable[Hello], nnodes: int, before: Sequence[str] = ()) -> tuple[WorldNode, ...]:
@@ -90,6 +98,8 @@ def plan_restore(
 ) -> RestorePlan:
     """The newest step that every rank of `world` can reach, and the nearest source for each rank.
 
+    A later attempt is newer, whatever its step: it went on from what there was, or began anew.
+
     Own memory is nearest, then a copy in another node's memory, then storage. `held` maps reachable nodes to
     what they could give. `unrestorable` (rank, step) turned out to be whole nowhere. The step is -1, with
     no sources, where no step covers all ranks.
@@ -97,15 +107,18 @@ def plan_restore(
     What a world of another size has saved counts where every rank saved the same state: one copy of that is
     then enough for all ranks. It counts too where ranks saved shards of which all are there. `known` says
     which part of the whole state ranks of each world have. A world of the same size takes shards only where
-    it could not go on otherwise, because random generators are not restored from them.
+    they are more than `FEW_STEPS` newer, because random generators are not restored from them.
     """
     holdings = {node: tuple(items) for node, items in held.items()}
     own = _plan_by_rank(world, holdings, unrestorable)
     replica = _plan_by_replica(world, holdings, unrestorable)
-    best = replica if replica.step > own.step else own
+    best = replica if replica.order > own.order else own
     shards = plan_shards(holdings, known, unrestorable)
     ranks = sum(member.nproc for member in world)
-    if shards.step <= best.step or (shards.world == ranks and best.step >= 0):
+    if (shards.attempt, shards.step) <= best.order:
+        return best
+    near = shards.attempt == best.order[0] and shards.step - best.step <= FEW_STEPS
+    if shards.world == ranks and best.step >= 0 and near:
         return best
     return RestorePlan(
         step=shards.step,
@@ -127,14 +140,14 @@ def _plan_by_rank(
         for item in holdings:
             fits = item.world in (0, len(home)) and item.rank in home
             if fits and (item.rank, item.step) not in unrestorable:
-                saved = where[item.step, item.attempt]
+                saved = where[item.attempt, item.step]
                 saved[item.rank].append(_source(item, node, home[item.rank]))
     complete = [saved for saved, ranks in where.items() if len(ranks) == len(home)]
     if not complete:
         return RestorePlan(step=-1, sources={})
     newest = max(complete)
     sources = {r: min(where[newest][r])[1] for r in sorted(home)}
-    return RestorePlan(step=newest[0], sources=sources, saved_attempt=newest[1])
+    return RestorePlan(step=newest[1], sources=sources, saved_attempt=newest[0])
 
 
 def _plan_by_replica(
@@ -142,17 +155,17 @@ def _plan_by_replica(
     held: Mapping[str, tuple[Held, ...]],
     unrestorable: Collection[tuple[int, int]],
 ) -> RestorePlan:
-    """Every rank gets one and the same state: of the newest step, of the newest attempt that saved it."""
+    """Every rank gets one and the same state: of the newest attempt, and of its newest step."""
     doubted = {step for _, step in unrestorable}
     found = [
-        ((item.step, item.attempt), item, node)
+        ((item.attempt, item.step), item, node)
         for node, holdings in held.items()
         for item in holdings
         if item.replicated and item.step not in doubted
     ]
     if not found:
         return RestorePlan(step=-1, sources={})
-    step, attempt = newest = max(key for key, _, _ in found)
+    attempt, step = newest = max(key for key, _, _ in found)
     holders = [(item, node) for key, item, node in found if key == newest]
     sources = {
         rank: min(_source(item, node, member.node) for item, node in holders)[1]

@@ -421,6 +421,32 @@ def test_a_job_without_a_checkpoint_never_stops_to_grow():
     run(scenario)
 
 
+def test_a_job_does_not_grow_into_what_an_earlier_attempt_of_that_size_has_stored():
+    async def scenario():
+        fleet = await shrunk()
+        agent = fleet.agents["a"]
+
+        def hold():
+            stored = [Held(rank=r, step=5000, tier="storage", world=4, attempt=0) for r in range(4)]
+            own = [Held(rank=r, step=15, tier="memory", world=2, attempt=agent.attempt) for r in (0, 1)]
+            agent.held = (*own, *stored)
+            agent.send_heartbeat()
+
+        hold()
+        fleet.agents["b"] = fleet.join("b", pid=77)
+        await fleet.settle(0.1)
+        stops = len(fleet.of("a", Stop))
+        for _ in range(5):
+            agent.complete(20)
+            hold()
+            await later(fleet, 30)
+        assert len(fleet.of("a", Stop)) == stops
+        assert nodes_of(fleet) == ["a"]
+        assert "earlier attempt" in resizing_row(fleet.job)["why_not"]
+
+    run(scenario)
+
+
 def test_a_node_that_is_lost_again_while_the_job_grows_leaves_a_running_job(monkeypatch):
     monkeypatch.setattr(actions, "POLL_S", 0)  # it waits in real time
 

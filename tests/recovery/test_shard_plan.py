@@ -95,6 +95,21 @@ def test_a_world_of_the_same_size_takes_its_own_copies_where_it_can():
     assert (plan.step, plan.shards.step) == (9, 9)
 
 
+def test_shards_that_are_much_newer_are_taken_by_a_world_of_the_same_size_too():
+    stored = [shard(r, 5, tier="storage") for r in range(4)]
+    held = {"a": [shard(0, 900), shard(1, 900), *stored]}
+    plan = world.plan_restore(members("a", "b"), held, (), known())
+    assert (plan.step, plan.shards.step) == (900, 900)
+
+
+def test_shards_of_a_later_attempt_are_newer_whatever_their_step():
+    held = {
+        "a": [shard(r, 9, attempt=2) for r in range(4)] + [shard(r, 50, tier="storage") for r in range(4)]
+    }
+    plan = world.plan_restore(members("a"), held, (), known())
+    assert (plan.step, plan.saved_attempt) == (9, 2)
+
+
 def test_ranks_get_what_one_attempt_has_saved():
     held = {
         "a": [shard(0, 9, attempt=1), shard(1, 9, attempt=1)],

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -121,6 +122,10 @@ def replica(step, rank, *, attempt=0, saved_by=2, tier="memory"):
     return Held(rank=rank, step=step, tier=tier, world=saved_by, attempt=attempt, replicated=True)
 
 
+def own_copy(step, rank, *, attempt=0, tier="memory"):
+    return Held(rank=rank, step=step, tier=tier, attempt=attempt)
+
+
 def plan_for(nodes, held, unrestorable=()):
     members = world.form_world([hello(n, nproc=1) for n in nodes], len(nodes))
     return world.plan_restore(members, held, unrestorable)
@@ -142,6 +147,15 @@ def test_each_rank_keeps_its_own_where_a_copy_of_another_is_no_newer():
     assert plan_for("ab", held).replica_attempt == -1
     newer = {"a": [replica(9, 0), replica(10, 0)], "b": [replica(9, 1)]}
     assert plan_for("ab", newer).sources == {0: "memory", 1: "peer:a"}
+
+
+@pytest.mark.parametrize("make", [replica, own_copy])
+def test_a_later_attempt_is_newer_whatever_its_step(make):
+    """It began anew, or went on from an earlier step that was not in doubt."""
+    held = {"a": [make(3000, r, attempt=2) for r in (0, 1)] + [make(5000, r, tier="storage") for r in (0, 1)]}
+    plan = plan_for("a", held)
+    assert (plan.step, plan.order) == (3000, (2, 3000))
+    assert set(plan.sources.values()) == {"memory"}
 
 
 def test_of_two_attempts_that_saved_a_step_the_newer_one_counts_for_all_ranks():
