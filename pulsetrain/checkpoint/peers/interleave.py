@@ -35,7 +35,7 @@ SLOWER, FASTER = 0.5, 0.05  # weight of a new rate: nodes with the same idle spa
 ASSUMED_BYTES_PER_S = 1e9  # before the first transfer was timed
 PAUSE_S = 0.004
 SHORT_PAUSE_S = 0.0002
-QUIET_WAIT_S = 0.02  # without a profile: how long a chunk waits for a moment without a collective
+QUIET_WAIT_S = 0.02  # how long a chunk waits for a moment without a collective
 UNUSUAL_STEP_RATIO = 3.0  # a step this many times longer than usual is an evaluation, a hang or the end
 MAX_WAIT_STEPS = 1.5  # steps after which a chunk goes though it fits into no span
 MOST_SPANS = 200_000  # collectives of which a profile is learnt; about 30 MB while it is learnt
@@ -160,6 +160,7 @@ class Interleaver:
         self._rate: float | None = None  # bytes a second; None until a transfer has been timed
         self._used: dict[int, float] = {}  # idle span -> seconds of it that are used in this step
         self._step_ns = 0
+        self._held_ns = 0  # since when a chunk waits for a collective to end. 0: none does
 
     def follow(self, steps: Sequence[CurrentStep]) -> None:
         """The current steps of this node's ranks, which must not be disturbed. None: nobody trains."""
@@ -206,10 +207,12 @@ class Interleaver:
         """Sizes that add up to `total`, each when it may go. 0 after every pause, so that the caller can do
         other work."""
         remain, waited_ns = total, 0
+        self._held_ns = 0
         while remain:
             size = min(self._allowed_bytes(remain, waited_ns), remain)
             if size:
                 remain, waited_ns = remain - size, 0
+                self._held_ns = 0
                 yield size
                 continue
             before = self._clock()
@@ -251,11 +254,19 @@ class Interleaver:
                 network = self.network
                 left = min(self._safety * length - self._used.get(span, 0.0), begin + length - offset)
                 size = fitting(part, left, network)
-                if size < min(part, LEAST_CHUNK):
+                if size < min(part, LEAST_CHUNK) or self._holds():
                     return 0
                 self._used[span] = self._used.get(span, 0.0) + network.seconds(size)
                 return size
         return 0
+
+    def _holds(self) -> bool:
+        """A collective is in flight where none should be. A chunk waits for its end, but not for ever."""
+        if not any(step.communicating for step in self._current_steps):
+            return False
+        now = self._clock()
+        self._held_ns = self._held_ns or now
+        return now - self._held_ns < QUIET_WAIT_S * 1e9
 
 
 def _ns(rows: Columns, name: str) -> npt.NDArray[np.int64]:

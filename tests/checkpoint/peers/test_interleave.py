@@ -225,6 +225,20 @@ def test_the_profile_waits_for_whole_steps_of_every_rank():
     assert Profiler(0).done
 
 
+def test_a_chunk_waits_for_a_collective_that_runs_in_a_learnt_gap():
+    training = Training(busy=((20, 30),))
+    pacer = interleaver(training)
+    pacer.learn(profile(0.1, [(0.02, 0.040)]))
+    ((_, offset, _),) = sent(pacer, training, 1 << 20)
+    assert 0.030 <= offset < 0.030 + 2 * PAUSE_S
+    always = Training(busy=((0, 100),))
+    pacer = interleaver(always)
+    pacer.learn(profile(0.1, [(0.02, 0.040)]))
+    begun = always.now_ns
+    assert sum(size for _, _, size in sent(pacer, always, 1 << 20)) == 1 << 20
+    assert always.now_ns - begun < 150 * MS
+
+
 def collectives(step: int, count: int, rank: int = 0) -> Columns:
     same = {
         "rank": rank,

@@ -20,10 +20,12 @@ def rows(record: str, columns: dict[str, list]) -> Columns:
     )
 
 
-def train(schedule: ReplicationSchedule, steps: int, *, busy_ms=lambda step: 40) -> None:
+def train(
+    schedule: ReplicationSchedule, steps: int, *, busy_ms=lambda step: 40, step_ms: int = 100, first: int = 0
+) -> None:
     """One rank; steps of 100 ms, each with one collective in its middle."""
-    for step in range(steps):
-        begin = 10**18 + step * 100 * MS
+    for step in range(first, first + steps):
+        begin = 10**18 + step * step_ms * MS
         spans = {
             "rank": [0],
             "step": [step],
@@ -33,7 +35,7 @@ def train(schedule: ReplicationSchedule, steps: int, *, busy_ms=lambda step: 40)
             "duration_ns": [busy_ms(step) * MS],
         }
         schedule.observe(rows("spans", spans), lambda: 5 << 20)
-        steps_rows = {"rank": [0], "step": [step], "start": [begin], "duration_ns": [100 * MS]}
+        steps_rows = {"rank": [0], "step": [step], "start": [begin], "duration_ns": [step_ms * MS]}
         schedule.observe(rows("steps", steps_rows), lambda: 5 << 20)
 
 
@@ -85,3 +87,26 @@ def test_there_is_no_event_before_enough_steps_or_without_profiling(events):
     train(schedule(events), 8)
     train(schedule(events, profile_steps=0), 30)
     assert taken(events) == []
+
+
+def learnt(events: CheckpointEvents) -> list[float]:
+    return [round(plan["step_s"], 3) for _, plan in taken(events)]
+
+
+def test_gaps_are_learnt_anew_when_steps_become_longer(events):
+    one = schedule(events)
+    train(one, 100)
+    assert learnt(events) == [0.1]
+    train(one, 60, step_ms=115, first=100)
+    assert learnt(events) == []
+    train(one, 100, step_ms=150, first=200)
+    assert learnt(events) == [0.15]
+
+
+def test_gaps_are_learnt_anew_at_each_launch(events):
+    one = schedule(events)
+    train(one, 30)
+    one.follow({})
+    assert one._interleaver._profile is None
+    train(one, 30)
+    assert learnt(events) == [0.1, 0.1]
