@@ -238,6 +238,14 @@ def test_units_are_what_systemd_takes(tmp_path):
     assert not complaints
 
 
+def test_the_agents_unit_lets_a_script_have_arguments_and_write():
+    unit = (DEPLOY / "systemd/pulsetrain-agent@.service").read_text()
+    assert "${SCRIPT}" not in unit  # systemd would pass it as one argument
+    assert " $SCRIPT\n" in unit
+    assert "ProtectSystem=strict" not in unit
+    assert "LimitMEMLOCK=infinity" in unit
+
+
 @pytest.fixture
 def prolog(tmp_path):
     """Runs the prolog with a `pulsetrain` that ends as told; (its status, what scontrol was told)."""
