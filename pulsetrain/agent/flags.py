@@ -214,7 +214,7 @@ def launch_options(
     from pulsetrain.agent.processes.rank import Program
 
     flags, step = cast("LaunchFlags", given), step_of(environ)
-    sizes, script = _nodes(flags["nnodes"] or str(step.nodes or 1)), Path(flags["script"]).stem
+    sizes = _nodes(flags["nnodes"] or str(step.nodes or 1))
     min_nnodes, nnodes = sizes
     _check_unit(sizes, flags["node_unit"], flags["node_unit_min"])
     _check_torchrun_flags(given, say, alone=nnodes == 1)
@@ -223,7 +223,7 @@ def launch_options(
         program=program,
         hub=_hub(flags, nnodes, needs_hub=needs_hub),
         node=NodeOptions(
-            job=flags["job"] or flags["rdzv_id"] or (f"{step.job}-{script}" if step.job else ""),
+            job=flags["job"] or flags["rdzv_id"] or (f"{step.job}-{program.name}" if step.job else ""),
             node=flags["node"] or step.node,
             address=flags["address"] or flags["local_addr"] or "",
             nnodes=nnodes,

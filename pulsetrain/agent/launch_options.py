@@ -102,7 +102,7 @@ class LaunchOptions:
     @property
     def job_name(self) -> str:
         """`--job`, else the name of the script or module."""
-        return self.node.job or Path(self.program.argv[0]).stem
+        return self.node.job or self.program.name
 
     @property
     def node_name(self) -> str:

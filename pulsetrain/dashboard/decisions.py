@@ -5,13 +5,13 @@ As an eviction it shows first what would be done, and asks for a reason, which i
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Mapping
 from html import escape
 from types import MappingProxyType
 
 import streamlit as st
 
+from pulsetrain.core.caller import caller
 from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import page
@@ -63,7 +63,7 @@ def _confirm(plan: JsonObject) -> None:
     st.html(f"<ul>{points}</ul>")
     words = f"Leave {plan['job']} alone" if plan["decision"] == "wait" else f"Restart {plan['job']}"
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        actor = st.text_input("In the name of", key="hang_actor", value=getpass.getuser(), width=180)
+        actor = st.text_input("In the name of", key="hang_actor", value=caller(), width=180)
         reason = st.text_input("Reason", key="hang_reason", placeholder="kept in the audit log", width=420)
         st.button(
             words, type="primary", key="hang_decide", disabled=not plan["can_do"], on_click=_decide,
@@ -84,7 +84,7 @@ def _decide(plan: JsonObject, actor: str) -> None:
             plan["decision"],
             reason,
             seconds=seconds,
-            actor=actor or getpass.getuser(),
+            actor=actor or caller(),
             seen={name: hang[name] for name in ("rank", "since_ns") if name in hang},
         )
     except PulsetrainError as error:

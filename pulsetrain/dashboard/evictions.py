@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Callable
 from html import escape
 
 import streamlit as st
 
+from pulsetrain.core.caller import caller
 from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import page
@@ -38,7 +38,7 @@ def tell(name: str = "") -> None:
 
 def ask(node: str | None) -> None:
     """The field for the actor's name and the button that shows the cost. No node: it cannot be pressed."""
-    st.text_input("In the name of", key="actor", value=getpass.getuser(), width=180)
+    st.text_input("In the name of", key="actor", value=caller(), width=180)
     st.button("Show the cost", key="dry_run", disabled=not node, on_click=_ask, args=(node,))
 
 
@@ -85,7 +85,7 @@ def _evict(node: str, job: str, seen: dict[str, object], done: Callable[[], None
         page.say("Give a reason first: it is kept in the audit log.")
         return
     try:
-        page.source().client.evict(node, reason, actor=actor or getpass.getuser(), job=job, seen=seen)
+        page.source().client.evict(node, reason, actor=actor or caller(), job=job, seen=seen)
     except PulsetrainError as error:
         page.say(f"Not evicted: {error}")
         return

@@ -5,11 +5,11 @@ As an eviction it shows first what it would cost, and asks for a reason, which i
 
 from __future__ import annotations
 
-import getpass
 from html import escape
 
 import streamlit as st
 
+from pulsetrain.core.caller import caller
 from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import page
@@ -69,7 +69,7 @@ def _confirm(plan: JsonObject) -> None:
         points = "".join(f"<li>{escape(sentence)}</li>" for sentence in cost(plan))
         st.html(f"<ul>{points}</ul>")
         with st.container(horizontal=True, vertical_alignment="bottom"):
-            actor = st.text_input("In the name of", key="move_actor", value=getpass.getuser(), width=180)
+            actor = st.text_input("In the name of", key="move_actor", value=caller(), width=180)
             reason = st.text_input(
                 "Reason", key="move_reason", placeholder="kept in the audit log", width=420
             )
@@ -90,7 +90,7 @@ def _move(plan: JsonObject, actor: str) -> None:
             plan["what"],
             reason,
             node=plan["node"],
-            actor=actor or getpass.getuser(),
+            actor=actor or caller(),
             devices=plan.get("devices", 0),
             nodes=plan.get("on_nodes", ()),
             seen={"attempt": plan["attempt"]} if "attempt" in plan else {},

@@ -59,7 +59,7 @@ def serve(data: Path, settings: Settings, say: Callable[[str], None]) -> None:
     store = open_store(config.store or f"chdb://{data / 'store'}", engine=settings.store)
     store.migrate()
     url = own_url(config.host, listener.getsockname()[1], tls=certificate is not None)
-    token = config.token or kept_token(data)
+    token = config.token.strip() or kept_token(data)
     with contextlib.ExitStack() as stack:
         stack.callback(store.close)
         kept = open_kept(config.kv, data, os.environ)
@@ -168,11 +168,13 @@ def own_url(host: str, port: int, *, tls: bool) -> str:
     'https://127.0.0.1:8780'
     >>> own_url("0.0.0.0", 8780, tls=False)
     'http://0.0.0.0:8780'
+    >>> own_url("::", 8780, tls=False)
+    'http://[::1]:8780'
     """
-    if tls:
+    if tls or host == "::":
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-    return f"http://{host}:{port}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def make_folder(data: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from pulsetrain.core.caller import caller
 from pulsetrain.core.errors import AuthError, PulsetrainError, Unavailable, UsageError
 from pulsetrain.core.json import JsonObject
 
@@ -78,7 +78,15 @@ def find_hub(
     kept = (from_environment or from_file) if data is None else (from_file or from_environment)
     known_ca = known.get("ca", "") if first == known.get("url") else ""
     ca = environ.get("PULSETRAIN_CA", "") or known_ca
-    return HubAddress(url=first, token=token or kept, others=tuple(others), ca=ca)
+    return HubAddress(url=first, token=_checked(token or kept), others=tuple(others), ca=ca)
+
+
+def _checked(token: str) -> str:
+    """A token without the end of line that a file or a secret may have. Raises `AuthError`."""
+    token = token.strip()
+    if not (token.isascii() and (token.isprintable() or not token)):
+        raise AuthError("the token has characters that no token has: give it as it was made")
+    return token
 
 
 def leading(address: HubAddress, timeout_s: float = 2.0) -> HubAddress:
@@ -134,7 +142,7 @@ class HubClient:
 
     def acknowledge(self, alert: str, note: str = "") -> JsonObject:
         """Acknowledge an alert in the caller's name."""
-        return self._call("POST", f"/v1/alerts/{alert}/ack", {"actor": getpass.getuser(), "note": note})
+        return self._call("POST", f"/v1/alerts/{alert}/ack", {"actor": caller(), "note": note})
 
     def silences(self) -> list[JsonObject]:
         """Silences in force: id, matchers, author, comment, created_ns, expires_ns, covers.
@@ -146,7 +154,7 @@ class HubClient:
     def silence(self, matchers: Mapping[str, str], seconds: float, comment: str = "") -> JsonObject:
         """Mute the alerts whose fields equal `matchers` for so long, in the caller's name."""
         body = {
-            "actor": getpass.getuser(),
+            "actor": caller(),
             "matchers": dict(matchers),
             "seconds": seconds,
             "comment": comment,
@@ -155,7 +163,7 @@ class HubClient:
 
     def end_silence(self, silence: str) -> JsonObject:
         """End a silence now."""
-        return self._call("POST", f"/v1/silences/{silence}/end", {"actor": getpass.getuser()})
+        return self._call("POST", f"/v1/silences/{silence}/end", {"actor": caller()})
 
     def incidents(self) -> list[JsonObject]:
         """One object an incident: id, job, root, victims, hypotheses, timeline, suggested_action."""
@@ -167,7 +175,7 @@ class HubClient:
         {"job", "attempt", "ts_ns", "state", "sentence", "outliers", "group", "clusters", "blind", "tree"}.
         """
         path = f"/v1/jobs/{quote(job, safe='')}/stacks"
-        return self._call("POST", path, {"actor": getpass.getuser()}) if fresh else self._call("GET", path)
+        return self._call("POST", path, {"actor": caller()}) if fresh else self._call("GET", path)
 
     def rank(self, job: str, rank: int) -> JsonObject:
         """What the last heartbeat of its node says of one rank: its groups, and what it has in flight.
@@ -185,14 +193,14 @@ class HubClient:
         "communicators": [{"communicator", "size", "ahead", "behind", "silent", "counts", "sentence"}]}.
         """
         path = f"/v1/jobs/{quote(job, safe='')}/ras"
-        return self._call("POST", path, {"actor": getpass.getuser()}) if fresh else self._call("GET", path)
+        return self._call("POST", path, {"actor": caller()}) if fresh else self._call("GET", path)
 
     def profile(self, job: str, ranks: list[int], steps: int) -> JsonObject:
         """Profile the next `steps` steps of some ranks. Returns once they are over.
 
         {"job", "attempt", "first_step", "steps", "profiles": {rank: trace}, "failed": {rank: why}}
         """
-        body = {"ranks": ranks, "steps": steps, "actor": getpass.getuser()}
+        body = {"ranks": ranks, "steps": steps, "actor": caller()}
         return self._call("POST", f"/v1/jobs/{quote(job, safe='')}/profile", body)
 
     def measure_links(self, job: str, *, limit_mbit: float = 0.0) -> JsonObject:
@@ -201,7 +209,7 @@ class HubClient:
         {"job", "attempt", "phase", "state", "named": [{"kind", "name", "node", "reason", "broken"}],
         "reason", "rounds", "transfers", "nodes", "silent": {node: why}, "seconds"}
         """
-        body = {"limit_mbit": limit_mbit, "actor": getpass.getuser()}
+        body = {"limit_mbit": limit_mbit, "actor": caller()}
         return self._call("POST", f"/v1/jobs/{quote(job, safe='')}/links", body)
 
     def evict(
@@ -227,7 +235,7 @@ class HubClient:
             "node": node,
             "reason": reason,
             "dry_run": dry_run,
-            "actor": actor or getpass.getuser(),
+            "actor": actor or caller(),
         }
         if drain:
             body["drain"] = True
@@ -261,7 +269,7 @@ class HubClient:
         "process_dump", "standby", "dry_run", "can_do", "why_not", "waits_for"}
         """
         body: JsonObject = {"what": what, "reason": reason, "node": node, "dry_run": dry_run}
-        body |= {"lose_progress": lose_progress, "actor": actor or getpass.getuser()}
+        body |= {"lose_progress": lose_progress, "actor": actor or caller()}
         if wait_s is not None:
             body["wait_s"] = wait_s
         if devices:
@@ -288,7 +296,7 @@ class HubClient:
         {"job", "what", "state", "number", "argv", "environment", "until_ns", "now", "step", "price",
         "dry_run", "can_do", "why_not"}
         """
-        body: JsonObject = {"what": what, "reason": reason, "actor": getpass.getuser(), "dry_run": dry_run}
+        body: JsonObject = {"what": what, "reason": reason, "actor": caller(), "dry_run": dry_run}
         body |= {"argv": list(argv), "environment": dict(environment or {})}
         if within_s is not None:
             body["within_s"] = within_s
@@ -318,7 +326,7 @@ class HubClient:
         body: JsonObject = {"decision": decision, "reason": reason, "seconds": seconds, "dry_run": dry_run}
         if seen:
             body["seen"] = dict(seen)
-        return self._call("POST", _pending_hang(job), {**body, "actor": actor or getpass.getuser()})
+        return self._call("POST", _pending_hang(job), {**body, "actor": actor or caller()})
 
     def _call(self, method: str, path: str, body: JsonObject | None = None) -> JsonObject:
         data = None if body is None else json.dumps(body).encode()
@@ -334,7 +342,10 @@ class HubClient:
             raise PulsetrainError(f"hub {self._http.url} failed: {reply.text[:200]}")
         if reply.status >= 300:
             raise UsageError(_refusal(reply))
-        return dict(json.loads(reply.body))
+        try:
+            return dict(json.loads(reply.body))
+        except (ValueError, TypeError) as error:
+            raise PulsetrainError(f"{self._http.url} answers, but not as a hub does") from error
 
 
 def _pending_hang(job: str) -> str:

@@ -15,6 +15,8 @@ PROGRAM = Program(argv=("/jobs/train_gpt.py", "--steps", "3"))
 def test_a_job_has_the_scripts_name_and_a_node_the_hosts():
     options = LaunchOptions(program=PROGRAM)
     assert (options.job_name, options.node_name) == ("train_gpt", socket.gethostname())
+    module = LaunchOptions(program=Program(argv=("proj.pretrain",), mode="module"))
+    assert module.job_name == "proj.pretrain"
     named = LaunchOptions(program=PROGRAM, node=NodeOptions(job="j", node="n"))
     assert (named.job_name, named.node_name) == ("j", "n")
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
+from pulsetrain.core.caller import caller
 from pulsetrain.core.errors import AuthError, PulsetrainError, Unavailable, UsageError
 from pulsetrain.protocol.client import HubAddress, HubClient, find_hub, leading
 from tests.protocol.fake_hub import fake_hub
@@ -64,6 +66,24 @@ def test_without_a_hub_the_error_says_how_to_name_one(tmp_path, content):
         (tmp_path / "hub.json").write_text(content)
     with pytest.raises(UsageError, match=r"give --hub URL, set PULSETRAIN_HUB.*hub\.json"):
         find_hub(environ=environ(tmp_path))
+
+
+def test_a_token_has_no_end_of_line_and_an_impossible_one_is_not_shown(tmp_path):
+    assert find_hub("http://a", "tok\n", environ(tmp_path)).token == "tok"
+    with pytest.raises(AuthError) as refused:
+        find_hub("http://a", "s3\u201dcr", environ(tmp_path))
+    assert "s3" not in str(refused.value)
+
+
+def test_an_address_at_which_no_hub_answers_is_one_line():
+    for page in (b"<html>", ["no", "object"]):
+        with fake_hub((200, page)) as hub, pytest.raises(PulsetrainError, match="not as a hub does"):
+            client(hub).status()
+
+
+def test_a_user_without_a_name_acts_by_number(monkeypatch):
+    monkeypatch.setattr("getpass.getuser", lambda: {}["nobody"])
+    assert caller() == f"uid-{os.getuid()}"
 
 
 def test_lists_are_what_is_under_their_name():

@@ -32,6 +32,11 @@ class Program:
     cwd: Path = field(default_factory=Path.cwd)
     role: str = "default"
 
+    @property
+    def name(self) -> str:
+        """What a job of it is called: a script's name without its ending, and a module's whole name."""
+        return self.argv[0] if self.mode == "module" else Path(self.argv[0]).stem
+
     def updated(self, update: ProgramUpdate) -> Program:
         """The same after an update."""
         return replace(self, argv=update.argv or self.argv)
