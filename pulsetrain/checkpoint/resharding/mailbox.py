@@ -104,8 +104,8 @@ def requested(arena: ArenaReader) -> tuple[Layout, memoryview] | None:
     return decode(data[: arena.asked_layout_bytes]), data[arena.asked_payload_at :]
 
 
-def answer(arena: ArenaReader, refusal: str = "") -> None:
-    """Say that the slot is filled, or why not."""
+def answer(arena: ArenaReader, asked: int, refusal: str = "") -> None:
+    """Say that the slot which the rank `asked` for is filled, or why not."""
     if refusal:
         arena.refusal = refusal
-    arena.answered = -arena.asked if refusal else arena.asked
+    arena.answered = -asked if refusal else asked

@@ -35,6 +35,8 @@ T = TypeVar("T")
 
 POLL_S = 0.005
 FILL_TRIES = 3
+END_WAIT_S = 5.0
+"""for a slot that is being filled as an attempt ends. A piece takes far less, unless its source is away"""
 AGAIN_S = 0.5
 """between two tries to fill what a rank asked for: a peer may be late, and a restart costs seconds"""
 STORAGE = "storage"
@@ -150,6 +152,7 @@ class Resharding:
         self._arenas: dict[int, ArenaReader] = {}
         self._refusals: dict[int, str] = {}
         self._stop = Event()
+        self._threads: list[Thread] = []
 
     def prepare(self, plan: ShardPlan) -> None:
         """Read what was saved, and compare the copies of each part with one another.
@@ -182,9 +185,11 @@ class Resharding:
         put.forget_after(self._offer.step)
         mailbox.put_offer(put, rank, self._offer)
         stop = self._stop
-        Thread(
+        thread = Thread(
             target=self._serve, args=(rank, arena, stop), name=f"pulsetrain-reshard-{rank}", daemon=True
-        ).start()
+        )
+        self._threads.append(thread)
+        thread.start()
 
     def refusal(self, rank: int) -> str:
         """Why a rank of this plan cannot have its part, "" where it can or where a new attempt may help."""
@@ -193,11 +198,14 @@ class Resharding:
         return self._refusals.get(rank) or mailbox.refused_offer(self._arenas[rank])
 
     def end(self) -> None:
-        """No rank is given anything any more."""
+        """No rank is given anything any more. What is written into their slots is waited for a little."""
         self._arenas.clear()
         self._refusals.clear()
         self._stop.set()
-        self._stop = Event()
+        until_s = time.monotonic() + END_WAIT_S
+        for thread in self._threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
+        self._stop, self._threads = Event(), []
 
     def _heads(self, plan: ShardPlan, sources: Sources) -> dict[int, Head]:
         heads, reasons = {}, []
@@ -212,14 +220,14 @@ class Resharding:
 
     def _serve(self, rank: int, arena: ArenaReader, stop: Event) -> None:
         """Wait for the rank's request and fill it. What a peer or storage refuses is tried again."""
-        tries = FILL_TRIES
+        tries, number = FILL_TRIES, 0
         while not stop.wait(POLL_S if tries == FILL_TRIES else AGAIN_S):
             refusal = ""
             try:
-                asked = mailbox.requested(arena)
+                number, asked = arena.asked, mailbox.requested(arena)
                 if asked is None:
                     continue
-                self._fill(rank, asked[0].entries, asked[1])
+                self._fill(rank, asked[0].entries, asked[1], stop)
             except (PulsetrainError, OSError, ValueError) as error:
                 refusal, tries = str(error), tries - 1
                 lasting = isinstance(error, NotReshardable) and not stop.is_set()
@@ -229,16 +237,19 @@ class Resharding:
                     self._refusals[rank] = refusal
                 elif tries:
                     continue
-            mailbox.answer(arena, refusal)
+            if not stop.is_set():
+                mailbox.answer(arena, number, refusal)
             return
 
-    def _fill(self, rank: int, entries: Sequence[Entry], payload: memoryview) -> None:
+    def _fill(self, rank: int, entries: Sequence[Entry], payload: memoryview, stop: Event) -> None:
         plan, tensors, began_ns = self._plan, self._tensors, time.monotonic_ns()
         assert plan is not None, "prepare comes first"
         assert tensors is not None, "prepare comes first"
         sources = Sources(plan, self._make)
         try:
             for entry in entries:
+                if stop.is_set():  # the rank has ended, and another one may use its slot
+                    raise CheckpointError("the attempt has ended")
                 if entry.bytes and not of_one_rank(entry.name):
                     target = payload[entry.offset : entry.offset + entry.bytes]
                     _put_together(entry, tensors.pieces(entry), sources, target, prefer=rank)

@@ -37,7 +37,7 @@ class Agent:
     def sleep(self, _):
         self.layout, payload = mailbox.requested(self.arena)
         payload[:4] = b"full"
-        mailbox.answer(self.arena, self.refusal)
+        mailbox.answer(self.arena, self.arena.asked, self.refusal)
 
 
 def test_an_offer_is_seen_by_the_rank_and_by_nobody_who_looks_for_checkpoints(fd):
@@ -47,6 +47,16 @@ def test_an_offer_is_seen_by_the_rank_and_by_nobody_who_looks_for_checkpoints(fd
     assert [info.step for info in ArenaReader(fd).published()] == [4]
     mailbox.take_back_offer(ArenaWriter(fd))
     assert mailbox.read_offer(ArenaWriter(fd)) is None
+
+
+def test_the_answer_to_an_earlier_request_does_not_answer_a_later_one(fd):
+    """Of a rank of an attempt that has ended: its slot was half filled."""
+    reader, rank = ArenaReader(fd), ArenaWriter(fd)
+    rank.asked = 8
+    mailbox.answer(reader, 8)
+    rank.asked = 16
+    mailbox.answer(reader, 8)
+    assert rank.answered != rank.asked
 
 
 def test_what_is_asked_for_is_filled_and_the_offer_is_gone(fd):
