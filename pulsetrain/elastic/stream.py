@@ -7,6 +7,7 @@ of another size has ended. An iterable that keeps its own state is not read agai
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -144,8 +145,8 @@ class ElasticStream(Generic[Item]):
 
 
 def _state(source: object) -> Mapping[str, Any] | None:
-    """Where a source stands, None for one that does not say it."""
-    return dict(source.state_dict()) if isinstance(source, Stateful) else None
+    """Where a source stands now, None for one that does not say it. It may tell by what it changes later."""
+    return copy.deepcopy(dict(source.state_dict())) if isinstance(source, Stateful) else None
 
 
 def _microbatches(items: Sequence[Item], size: int) -> tuple[tuple[Item, ...], ...]:

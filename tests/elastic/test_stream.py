@@ -99,6 +99,30 @@ def test_a_source_with_a_state_is_not_read_again_from_its_beginning():
     assert state["epoch"] == 1
 
 
+class Live(Counted):
+    """Tells where it stands by something that it changes later."""
+
+    def __init__(self, items):
+        super().__init__(items)
+        self.told = {"at": 0}
+
+    def state_dict(self):
+        self.told["at"] = self.at
+        return {"inner": self.told}
+
+    def load_state_dict(self, state):
+        self.at = state["inner"]["at"]
+
+
+def test_what_a_source_told_does_not_change_when_more_is_read():
+    first = ElasticStream(lambda epoch: Live(100), batch=10, rank=0, world=1)
+    for share in first:
+        first.advance(share)
+        if first.consumed == 20:
+            break
+    assert first.state_dict()["source"] == {"inner": {"at": 20}}
+
+
 def test_each_epoch_has_a_source_of_its_own_and_an_epoch_that_fills_its_last_batch_ends():
     each = ElasticStream(lambda epoch: [f"{epoch}.{n}" for n in range(4)], batch=2, rank=0, world=1)
     seen = []
