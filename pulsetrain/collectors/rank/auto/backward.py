@@ -68,13 +68,20 @@ def watched_backward(original: Callable[..., None], auto: Auto, losses: Losses) 
     """Return `original`, which tells the loop when it begins and ends. Its errors pass untouched."""
     loop, fault = auto.loop, auto.handle.fault
 
+    def counted(tensors: object) -> graph.GraphCount:
+        try:
+            return graph.count(tensors)
+        except Exception:  # noqa: BLE001 - a node of somebody else's: the pass itself is recorded all the same
+            fault()
+            return graph.GraphCount(0.0, 0)
+
     @untraced.hook
     def begin(tensors: object, gradients: object) -> bool:
         try:
             if not loop.listens:
                 return False
             if loop.wants_graph:
-                loop.take_graph(graph.count(tensors))
+                loop.take_graph(counted(tensors))
             loop.begin_backward(None if loop.in_backward or loop.overfull else losses.of(tensors, gradients))
         except Exception:  # noqa: BLE001 - the script must not see our faults
             fault()

@@ -20,6 +20,16 @@ HARMLESS = ("torch::autograd::", "_DDPSinkBackward", "RegisterPostBackwardFuncti
 """Nodes without a product inside: torch's own of its engine, of DDP and of FSDP2."""
 RECURRENT = ("Rnn", "Lstm", "Gru")
 """Their kernels hide products."""
+UNCOUNTED = (
+    "GroupedMm",
+    "LinearBackward",
+    "MatmulBackward",
+    "Addbmm",
+    "Trilinear",
+    "FlashAtt",
+    "EfficientAtt",
+)
+"""Products for which there is no formula here, such as those of all experts at once."""
 Shape = tuple[int, ...]
 
 
@@ -70,6 +80,8 @@ def _hides_products(name: str) -> bool:
     """Return whether the node may hide products. torch's own operations end in a number, Python's do not."""
     if name.startswith(HARMLESS):
         return False
+    if name.lstrip("_").startswith(UNCOUNTED):
+        return True
     return not name[-1:].isdigit() or any(kind in name for kind in RECURRENT)
 
 

@@ -203,11 +203,11 @@ class TrainingLoop:
         if self._in_backward or key not in self._stepping:
             return
         del self._stepping[self._stepping.index(key) :]
+        if self._first_count is None:  # of an inner one too: a container of optimizers has none
+            self._first_count = count
         if self._stepping:
             return
         self._step_raised = False
-        if self._first_count is None:
-            self._first_count = count
         self.segments.confirm("optimizer")
         self._end_cycle(key)
 

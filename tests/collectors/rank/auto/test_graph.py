@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+from pulsetrain.collectors.rank.auto import graph
 from pulsetrain.collectors.rank.auto.graph import GraphCount, count
 
 TOKENS = torch.zeros(2, 8, dtype=torch.int64)
@@ -59,6 +60,11 @@ def test_what_is_recomputed_or_recurrent_hides_its_products():
     assert count(checkpoint(layer, batch, use_reentrant=True).sum()).flops == 0
     assert count(checkpoint(layer, batch, use_reentrant=False).sum()).flops > 0
     assert count(nn.LSTM(4, 4)(batch[None])[0].sum()).flops == 0
+
+
+@pytest.mark.parametrize("name", ["GroupedMmBackward0", "LinearBackward0", "_EfficientAttentionBackward0"])
+def test_products_without_a_formula_are_hidden_ones(name):
+    assert graph._hides_products(name)
 
 
 def test_saved_tensors_are_not_unpacked_and_the_gradients_are_the_same():

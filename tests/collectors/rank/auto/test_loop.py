@@ -325,7 +325,19 @@ def test_losses_before_a_step_with_a_closure_belong_to_it(watched, auto, model, 
     assert [loss for _, _, loss in steps(watched, auto)] == pytest.approx(wanted, abs=1e-5)
 
 
-def test_steps_go_on_from_what_the_optimizer_has_counted(watched, auto, model, optimizer):
+class Container(torch.optim.Optimizer):
+    """Steps the optimizers inside it, and has no state of its own."""
+
+    def __init__(self, inner):
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+
+    def step(self, closure=None):
+        self.inner.step()
+
+
+@pytest.mark.parametrize("around", [lambda inner: inner, Container], ids=["itself", "inside a container"])
+def test_steps_go_on_from_what_the_optimizer_has_counted(watched, auto, model, optimizer, around):
     loss_of(model, TOKENS).backward()
     for state in (optimizer.state[p] for p in model.parameters()):
         state["step"] = torch.tensor(41.0)
@@ -335,9 +347,20 @@ def test_steps_go_on_from_what_the_optimizer_has_counted(watched, auto, model, o
         optimizer.state[parameter].update(
             exp_avg=torch.zeros_like(parameter), exp_avg_sq=torch.zeros_like(parameter)
         )
+    outer = around(optimizer)
     for _ in range(3):
-        optimizer.step()
+        outer.step()
     assert [step for step, _, _ in steps(watched, auto)] == [41, 42, 43]
+
+
+def test_a_graph_that_cannot_be_counted_costs_no_loss(watched, auto, model, optimizer, monkeypatch):
+    monkeypatch.setattr("pulsetrain.collectors.rank.auto.graph.count", lambda tensors: {}["shape"])
+    for (tokens,) in loader(1):
+        loss_of(model, tokens).backward()
+        optimizer.step()
+    auto.loop.finish()
+    rows = watched.reader.drain()[1]
+    assert all(float(row["loss"]) > 0 for row in rows)
 
 
 class Late:
