@@ -89,6 +89,7 @@ class Recovery:
     was taken back. `unexplained`: it was counted as a fault that names nobody, and `replayed`: training was
     replayed for it. `replay_named` are the nodes that go because of that. `state_awaited_of` are the lost
     nodes for whose state it waits since `state_awaited_s`, in monotonic seconds, until `state_given_up`.
+    `hung`: a hang was named, and not yet acted on. torch's own timeout ends ranks that wait, then.
     """
 
     fault: Fault
@@ -111,6 +112,7 @@ class Recovery:
     unexplained: bool = False
     replayed: bool = False
     replay_named: frozenset[str] = frozenset()
+    hung: bool = False
     state_awaited_of: tuple[str, ...] = ()
     state_awaited_s: float = 0.0
     state_given_up: bool = False

@@ -45,7 +45,7 @@ def at_a_stop(job: JobState) -> dict[str, str]:
     now_s = job.services.clock.monotonic_s()
     if recovery is None or recovery.users_own or not counts(job, recovery.fault):
         return {}
-    if recovery.fault.event is Event.HANG:  # rank 0, which saves and evaluates, is always on the same node
+    if recovery.hung or recovery.fault.event is Event.HANG:  # rank 0, which saves, is always on the same node
         return {}
     if arithmetic_checks.explains(job, recovery.fault) or _is_the_jobs(job, recovery.fault):
         return {}

@@ -239,7 +239,12 @@ class JobState:
         self.time.misjudged(fault.onset_ns, self.now_ns())
         self._keep_time()
         world = tuple(member.node for member in self.members.world)
-        self.recovery = Recovery(fault=fault, from_step=self.last_step, from_nodes=world)
+        self.recovery = Recovery(
+            fault=fault,
+            from_step=self.last_step,
+            from_nodes=world,
+            hung=self.hangs.pending is not None,
+        )
         self.resizing.why_not = ""
         self.hangs.forget()
         self._doubt(fault)

@@ -7,6 +7,7 @@ import pytest
 from pulsetrain.protocol.messages import HardwareSign
 from pulsetrain.recovery import actions, faults
 from pulsetrain.recovery.checks import CheckReport
+from pulsetrain.recovery.hang_patience import PendingHang
 from pulsetrain.recovery.repeat_faults import MOST_ERRORS, REMEMBERED_S
 from pulsetrain.recovery.transitions import Action
 from tests.recovery.builders import heartbeat, rank_exit
@@ -22,8 +23,9 @@ def check_after(monkeypatch):
 
     monkeypatch.setattr(actions.checks, "run", run)
 
-    def check_after(job, times, *, users_own=False, lines=(), code=1, rank=2):
+    def check_after(job, times, *, users_own=False, lines=(), code=1, rank=2, hung=None):
         for _ in range(times):
+            job.hangs.pending = hung
             job.attempt.exits = [rank_exit(rank, code, last_lines=lines)]
             crash = faults.rank_failed(job.attempt.exits[0], job.now_ns())
             job.begin_recovery(crash)
@@ -55,6 +57,14 @@ def test_a_node_whose_rank_dies_before_each_first_step_is_replaced_and_the_job_g
     job.restarts.idle = 3
     assert list(check_after(job, 1)) == ["b"]
     assert job.failure == ""
+
+
+def test_what_ends_a_job_that_hangs_counts_against_no_node(check_after):
+    """torch ends the ranks that wait, and not the one that they wait for."""
+    job = job_of(*map(FakeNode, "abz"), max_restarts=9)
+    named = PendingHang(rank=0, since_ns=1, act_at_ns=None, why="It may only pause.")
+    assert list(check_after(job, 4, code=-6, hung=named)) == []
+    assert job.restarts.by_node == {}
 
 
 def test_faults_that_come_to_all_nodes_alike_are_no_fault_of_one(check_after):
