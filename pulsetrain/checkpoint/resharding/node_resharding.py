@@ -229,8 +229,10 @@ class Resharding:
                     continue
                 self._fill(rank, asked[0].entries, asked[1], stop)
             except (PulsetrainError, OSError, ValueError) as error:
+                if stop.is_set():
+                    return
                 refusal, tries = str(error), tries - 1
-                lasting = isinstance(error, NotReshardable) and not stop.is_set()
+                lasting = isinstance(error, NotReshardable)
                 log.warning("reshard_failed", rank=rank, error=refusal)
                 self._events.event("reshard_failed", {"error": refusal}, rank=rank)
                 if lasting:
