@@ -51,6 +51,7 @@ def _same(file: str, name: str, *flags: str, mesh: tuple[str, ...], held_out: bo
     return Job(f"{file}_{name}", flags, (*LOAD, *flags), mesh=mesh, held_out=held_out, file=file)
 
 
+_INTERLEAVED = ("--schedule", "interleaved", "--layers", "8")  # two stages for each of four ranks
 _WITH_DATA = ("data", "forward", "backward", "optimizer")
 _JOBS = (
     Job("ddp", ("--eval-every", "4"), phases=("forward", "backward", "optimizer", "evaluation")),
@@ -59,7 +60,7 @@ _JOBS = (
     _same("tensor_parallel", "compiled", "--compile", "aot_eager", mesh=("tp",)),
     Job("pipeline", mesh=("pp",), held_out=True),
     _same("pipeline", "gpipe", "--schedule", "gpipe", mesh=("pp",), held_out=True),
-    _same("pipeline", "interleaved", "--schedule", "interleaved", mesh=("pp",), held_out=True),
+    _same("pipeline", "interleaved", *_INTERLEAVED, mesh=("pp",), held_out=True),
     Job("moe", mesh=("ep",)),
     Job("loader", phases=_WITH_DATA),
     Job("compiled", ("--backend", "aot_eager"), held_out=True),
