@@ -12,8 +12,9 @@ from pulsetrain.faults.plan import Fault
 
 RANKS_A_NODE, NODES = 2, 2
 RANKS = RANKS_A_NODE * NODES
-WARM, LEAD, SETTLE, LONG = 25, 31, 12, 30
-"""steps at the start, clean ones before a fault, after one, and those of a fault that lasts"""
+WARM, LEAD, SETTLE, LONG, TOLD = 25, 31, 12, 30, 60
+"""steps at the start, clean ones before a fault, after one, those of a fault that lasts, and those in which a
+bad number is told: numbers are read late, and losses are looked at every few seconds"""
 PASSING_A_SESSION = 2
 STALL_S = 8.0
 VARIANTS = ("auto", "no_auto")
@@ -130,7 +131,7 @@ def _value(kind: str, fault: str, *kinds: str) -> Make:
         rank = draw.randrange(RANKS)
         planned = Fault(kind=fault, rank=rank, step=step, phase="gradient")
         either = _rank(rank) | frozenset({("job", "")})
-        plan = Plan(kind=kind, faults=(planned,), kinds=frozenset(kinds), subjects=either, steps=15)
+        plan = Plan(kind=kind, faults=(planned,), kinds=frozenset(kinds), subjects=either, steps=TOLD)
         return Dealt(plan=plan, onset=step)
 
     return make

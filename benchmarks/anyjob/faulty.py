@@ -22,10 +22,18 @@ from pulsetrain.faults.plan import ENVIRONMENT, dump
 from pulsetrain.faults.throttle import Throttle
 from pulsetrain.protocol.client import HubAddress
 from pulsetrain.records.findings import Finding, recorded
+from pulsetrain.stream.queries.views import findings as recorded_findings
+from pulsetrain.stream.store.clickhouse import open_store
 
 WRAPPER = Path(__file__).with_name("struck_job.py")
 STUCK_S, ENDED_S = 60.0, 20.0
 Row = dict[str, Any]
+Told = tuple[str, bool]
+
+
+def _told(finding: Row) -> Told:
+    """What makes a finding new: the trouble, and whether it is more than information."""
+    return key(finding), finding["severity"] != "info"
 
 
 def findings(status: Row) -> list[Finding]:
@@ -45,6 +53,7 @@ class Struck:
         self._name = hand.key.replace("/", "-")
         flags = ["--no-auto"] if hand.variant == "no_auto" else []
         self._launch = Launch(script, hub, folder / self._name, job=self._name, flags=flags)
+        self._hub = hub
         self._topology = Topology(node_of={(self._name, r): script.node_of(r) for r in range(RANKS)})
 
     def run(self) -> Iterator[Row]:
@@ -99,7 +108,7 @@ class Struck:
     def _trial(self, dealt: Dealt) -> Row:
         """Look from the onset until the fault or the job is over."""
         plan = dealt.plan
-        before = {key(f) for f in self._shown()}
+        before = {_told(f) for f in self._shown()}
         looks: list[Row] = []
         with contextlib.ExitStack() as stack:
             if dealt.throttle:
@@ -107,11 +116,26 @@ class Struck:
                 struck = [pids[f.rank] for f in plan.faults]
                 others = [pid for rank, pid in pids.items() if pid not in struck]
                 stack.enter_context(Throttle(struck, dealt.throttle, peers=others))
-            onset_s = time.monotonic()
+            onset_s, onset_ns = time.monotonic(), time.time_ns()
             while not self._ended(dealt, onset_s, looks):
                 self._look(dealt, onset_s, before, looks)
                 time.sleep(LOOK_S / 2)
+        if dealt.plan.ends and not any(look["findings"] for look in looks):
+            looks += self._recorded(onset_ns)
         return self._row(dealt, looks)
+
+    def _recorded(self, since_ns: int) -> list[Row]:
+        """Return what is on record of an end that was healed between two looks, as one look."""
+        with contextlib.closing(open_store(self._hub.url, token=self._hub.token)) as store:
+            rows = [
+                row for row in recorded_findings(store, self._name).to_pylist() if row["ts_ns"] >= since_ns
+            ]
+        if not rows:
+            return []
+        fresh = [recorded(self._name, row) for row in rows]
+        seconds = (min(row["first_ns"] for row in rows) - since_ns) / 1e9
+        told = [scored(finding) for finding in fresh]
+        return [{"steps": -1, "seconds": seconds, "findings": told, "abstained": [], **self._roots(fresh)}]
 
     def _ended(self, dealt: Dealt, onset_s: float, looks: list[Row]) -> bool:
         plan, took_s = dealt.plan, time.monotonic() - onset_s
@@ -119,18 +143,18 @@ class Struck:
             return took_s > ENDED_S or (took_s > 2 and bool(looks) and looks[-1]["findings"] != [])
         return self._launch.step() >= dealt.onset + plan.steps or took_s > STUCK_S + plan.steps
 
-    def _look(self, dealt: Dealt, onset_s: float, before: set[str], looks: list[Row]) -> None:
+    def _look(self, dealt: Dealt, onset_s: float, before: set[Told], looks: list[Row]) -> None:
         """Keep a look where what is said has changed."""
         with contextlib.suppress(PulsetrainError):
             status = self._launch.status()
-            fresh = [f for f in findings(status) if key(scored(f)) not in before]
+            fresh = [f for f in findings(status) if _told(scored(f)) not in before]
             doubts = [
                 d["reason"]
                 for d in status.get("detectors", [])
                 if d["state"] == "inconclusive" and d["analyzer"] == "straggler"
             ]
             said = [scored(f) for f in fresh]
-            if looks and [key(f) for f in looks[-1]["findings"]] == [key(f) for f in said]:
+            if looks and [_told(f) for f in looks[-1]["findings"]] == [_told(f) for f in said]:
                 return
             if not looks and not said and not doubts:
                 return
