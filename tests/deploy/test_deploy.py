@@ -250,10 +250,11 @@ def test_the_agents_unit_lets_a_script_have_arguments_and_write():
 def prolog(tmp_path):
     """Runs the prolog with a `pulsetrain` that ends as told; (its status, what scontrol was told)."""
 
-    def run(diagnose):
+    def run(diagnose, squeue="echo 77"):
         for name, body in (
             ("pulsetrain", diagnose),
             ("scontrol", f'echo "$@" >>{tmp_path}/scontrol.log'),
+            ("squeue", squeue),
             ("logger", ":"),
         ):
             (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
@@ -263,6 +264,7 @@ def prolog(tmp_path):
             "PULSETRAIN_BIN": str(tmp_path / "pulsetrain"),
             "PULSETRAIN_CHECK_LIMIT": "1",
             "SLURMD_NODENAME": "node-7",
+            "SLURM_JOB_ID": "77",
         }
         done = subprocess.run([DEPLOY / "slurm/prolog"], env=env, check=False, timeout=60)
         log = tmp_path / "scontrol.log"
@@ -291,6 +293,12 @@ def test_a_check_that_hangs_drains_the_node(prolog):
 def test_a_check_that_cannot_run_drains_nobody(prolog):
     assert prolog("exit 2") == (0, "")
     assert prolog("echo Traceback >&2; exit 1") == (0, "")
+
+
+@pytest.mark.parametrize("squeue", ["echo 77; echo 78", "exit 1"], ids=["another job", "nobody knows"])
+def test_a_node_that_another_job_may_use_is_not_checked(prolog, tmp_path, squeue):
+    assert prolog(f'touch {tmp_path}/checked; echo \'{{"failed": ["gemm"]}}\'; exit 1', squeue) == (0, "")
+    assert not (tmp_path / "checked").exists()
 
 
 def test_the_manifests_of_hub_and_operator_can_be_put_into_one_file():
