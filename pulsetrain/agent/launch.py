@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from pulsetrain.agent.config import AgentConfig
+from pulsetrain.agent.end_signals import EndSignals
 from pulsetrain.agent.launch_options import LaunchOptions
 from pulsetrain.agent.local_hub import join_hub, local_hub, wait_for_guests
 from pulsetrain.agent.outcome import Outcome
@@ -28,7 +27,6 @@ from pulsetrain.protocol.client import HubAddress
 
 if TYPE_CHECKING:
     from pulsetrain.agent.assembly import AgentSetup
-    from pulsetrain.agent.supervise import Agent
 
 Say = Callable[[str], None]
 
@@ -80,31 +78,12 @@ def _run_agent(setup: AgentSetup, zygotes: ZygoteHolder) -> Outcome:
     from pulsetrain.agent.assembly import assemble
 
     with assemble(setup, zygotes) as agent:
-        _handle_signals(agent)
+        patience_s = setup.config.kill_grace_s + setup.config.persist_at_end_s
+        EndSignals(agent.interrupt, patience_s=patience_s).install()
         outcome = agent.run()
         grace_s = setup.config.kill_grace_s if outcome.exit_code > 128 else 0.0
         agent.close(grace_s=grace_s, persist=outcome.persist)
         return outcome
-
-
-def _handle_signals(agent: Agent) -> None:
-    """The first signal ends the run in order; a second one ends it now: the kernel ends what we started.
-
-    SIGHUP says that the terminal is gone. A shell says it once more, which hurries nobody. It is ignored
-    where it was at the start, as under nohup.
-    """
-    received: list[int] = []
-
-    def handle(signum: int, _: FrameType | None) -> None:
-        if received and signum != signal.SIGHUP:
-            os._exit(128 + signum)
-        if not received:
-            received.append(signum)
-            agent.interrupt(signum)
-
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
-        if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
-            signal.signal(signum, handle)
 
 
 def _start_zygote(options: LaunchOptions) -> Zygote:

@@ -1,0 +1,48 @@
+"""A first signal ends an agent in order. Which ones hurry it, and when."""
+
+import signal
+
+import pytest
+
+from pulsetrain.agent.end_signals import EndSignals
+from tests.recovery.fakes import FakeClock
+
+PATIENCE_S = 25.0
+
+
+@pytest.fixture
+def end():
+    """An agent that persists its newest checkpoint for 25 s after the first signal."""
+
+    class End:
+        clock = FakeClock()
+        asked, ended = [], []
+
+    End.signals = EndSignals(
+        End.asked.append, patience_s=PATIENCE_S, clock=End.clock, end_now=End.ended.append
+    )
+    return End
+
+
+def test_a_repeated_sigterm_does_not_abort_the_persist(end):
+    end.signals.handle(signal.SIGTERM)
+    end.clock.now_s += PATIENCE_S - 1
+    end.signals.handle(signal.SIGTERM)
+    assert (end.asked, end.ended) == ([signal.SIGTERM], [])
+    end.clock.now_s += 2  # it should have ended by itself
+    end.signals.handle(signal.SIGTERM)
+    assert end.ended == [143]
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGQUIT])
+def test_a_person_who_asks_again_is_obeyed_at_once(end, second):
+    end.signals.handle(signal.SIGTERM)
+    end.signals.handle(second)
+    assert end.ended == [128 + second]
+
+
+def test_a_terminal_that_is_gone_hurries_nobody(end):
+    end.signals.handle(signal.SIGHUP)
+    end.clock.now_s += 2 * PATIENCE_S
+    end.signals.handle(signal.SIGHUP)
+    assert (end.asked, end.ended) == ([signal.SIGHUP], [])
