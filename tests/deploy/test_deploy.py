@@ -1,9 +1,11 @@
 """Files of deploy/ against their published schemas, offline; the Slurm scripts with a fake scontrol."""
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 
 import compose_spec
@@ -108,6 +110,54 @@ def test_agents_reach_the_kernels_log_and_the_gpus(pod):
     assert volume["hostPath"] == {"path": "/dev/kmsg", "type": "CharDevice"}
     assert container["resources"]["limits"]["nvidia.com/gpu"]
     assert "[hub,kafka,gpu]" in (DEPLOY / "Dockerfile").read_text()
+
+
+@pytest.fixture
+def container(tmp_path):
+    """Starts what the agent's container runs, with a `pulsetrain` that does as told."""
+    processes = []
+
+    def start(pulsetrain):
+        (tmp_path / "pulsetrain").write_text(f"#!/bin/sh\n{pulsetrain}\n")
+        (tmp_path / "pulsetrain").chmod(0o755)
+        agent = agents()[0]["containers"][0]
+        process = subprocess.Popen(
+            [*agent["command"], *agent["args"]],
+            env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def test_a_job_of_the_daemon_set_that_has_finished_does_not_begin_again(container):
+    """A container that ends is started again, and its agent would begin a new job of the same name."""
+    process = container('echo "$@"')
+    assert process.stdout.readline().startswith("agent --hub=http://hub:8780 ")
+    assert "finished" in process.stdout.readline()
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.2)
+    process.terminate()
+    assert process.wait(20) == 0
+
+
+def test_an_agent_of_the_daemon_set_ends_with_its_status(container):
+    assert container("exit 3").wait(20) == 3
+
+
+def test_an_agent_of_the_daemon_set_gets_the_signal_that_ends_its_pod(container):
+    process = container('trap "exit 143" TERM; echo ready; while :; do sleep 0.02; done')
+    process.stdout.readline()
+    process.terminate()
+    assert process.wait(20) == 143
 
 
 @pytest.mark.parametrize("each", PODS)
