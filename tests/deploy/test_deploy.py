@@ -300,10 +300,12 @@ def test_the_agents_unit_lets_a_script_have_arguments_and_write():
 def prolog(tmp_path):
     """Runs the prolog with a `pulsetrain` that ends as told; (its status, what scontrol was told)."""
 
-    def run(diagnose, squeue="echo 77"):
+    def run(diagnose, squeue="echo 79", scontrol="exit 0", script="prolog"):
+        for name in ("prolog", "epilog"):
+            shutil.copy(DEPLOY / "slurm" / name, tmp_path)
         for name, body in (
             ("pulsetrain", diagnose),
-            ("scontrol", f'echo "$@" >>{tmp_path}/scontrol.log'),
+            ("scontrol", f'echo "$@" >>{tmp_path}/scontrol.log; {scontrol}'),
             ("squeue", squeue),
             ("logger", ":"),
         ):
@@ -314,9 +316,9 @@ def prolog(tmp_path):
             "PULSETRAIN_BIN": str(tmp_path / "pulsetrain"),
             "PULSETRAIN_CHECK_LIMIT": "1",
             "SLURMD_NODENAME": "node-7",
-            "SLURM_JOB_ID": "77",
+            "SLURM_JOB_ID": "79",
         }
-        done = subprocess.run([DEPLOY / "slurm/prolog"], env=env, check=False, timeout=60)
+        done = subprocess.run([tmp_path / script], env=env, check=False, timeout=60)
         log = tmp_path / "scontrol.log"
         return done.returncode, log.read_text() if log.exists() else ""
 
@@ -335,6 +337,15 @@ def test_a_failed_check_drains_the_node_with_its_name(prolog):
     assert told == "update NodeName=node-7 State=DRAIN Reason=pulsetrain: gemm_checksum\n"
 
 
+@pytest.mark.parametrize(
+    ("scontrol", "script", "status"),
+    [("exit 0", "epilog", 0), ("exit 1", "epilog", 1), ("exit 1", "prolog", 3)],
+)
+def test_slurm_itself_drains_a_node_that_failed_and_could_not_be_drained(prolog, scontrol, script, status):
+    failed = """echo '{"failed": ["gemm"]}'; exit 1"""
+    assert prolog(failed, scontrol=scontrol, script=script)[0] == status
+
+
 @pytest.mark.integration
 def test_a_check_that_hangs_drains_the_node(prolog):
     assert prolog("exec sleep 30")[0] == 1
@@ -345,7 +356,7 @@ def test_a_check_that_cannot_run_drains_nobody(prolog):
     assert prolog("echo Traceback >&2; exit 1") == (0, "")
 
 
-@pytest.mark.parametrize("squeue", ["echo 77; echo 78", "exit 1"], ids=["another job", "nobody knows"])
+@pytest.mark.parametrize("squeue", ["echo 79; echo 80", "exit 1"], ids=["another job", "nobody knows"])
 def test_a_node_that_another_job_may_use_is_not_checked(prolog, tmp_path, squeue):
     assert prolog(f'touch {tmp_path}/checked; echo \'{{"failed": ["gemm"]}}\'; exit 1', squeue) == (0, "")
     assert not (tmp_path / "checked").exists()
