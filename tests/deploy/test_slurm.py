@@ -2,7 +2,10 @@
 
 import contextlib
 import getpass
+import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -144,6 +147,18 @@ def test_a_node_is_drained_once_and_given_back_only_by_who_drained_it(slurm):
     slurm.run("scontrol", "update", "NodeName=n5", "State=RESUME")
     with pytest.raises(Unavailable, match="n9"):
         scheduler.drain("n9", "not there")
+
+
+def test_a_hub_that_is_killed_comes_back_and_heals_what_fails_after_it(slurm, tmp_path):
+    assert until(lambda: slurm.idle() == NODES, 60)
+    time.sleep(2)  # a node refuses a job in the second in which its last one ended
+    with Job(slurm, tmp_path, "--nodes", "2", steps=100_000) as job:
+        job.trains(60, 180)
+        os.kill(json.loads((job.folder / "hub/hub.json").read_text())["pid"], signal.SIGKILL)
+        job.trains(80)
+        (tmp_path / f"fail-{max(job.nodes('active'))}").touch()
+        assert until(lambda: len(job.recoveries()) == 1, 180), job.why()
+        job.trains(job.ask()["step"] + 20)
 
 
 def test_evicted_and_lost_nodes_are_replaced_by_what_was_held_back_then_by_a_new_job(slurm, tmp_path):

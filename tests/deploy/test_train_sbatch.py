@@ -1,0 +1,80 @@
+"""The job of deploy/slurm/train.sbatch, with fakes of Slurm's commands and of `pulsetrain`."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from tests.agent.real_processes import until
+from tests.repository import ROOT
+
+SCRIPT = ROOT / "deploy/slurm/train.sbatch"
+FAKES = {
+    "srun": """while [ "$1" != run ]; do shift; done; exec pulsetrain "$@" """,
+    "scancel": ":",
+    "squeue": ":",
+    "scontrol": ":",
+    "hostname": 'echo "${HOST_ADDRESSES:-10.0.0.1}"',
+    "pulsetrain": """
+case $1 in
+  serve) echo "$PULSETRAIN_HUB $*" >>served; echo $$ >>hubs; [ ! -e broken ] || exit 1; exec sleep 60 ;;
+  nodes) [ -z "${UNREACHABLE:-}" ] || { echo "no route" >&2; exit 1; }; [ -s hubs ] ;;
+  status) echo '{"state": "running"}' ;;
+  run) while [ ! -e over ]; do sleep 0.05; done ;;
+esac
+""",
+}
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Starts the script in an empty folder as the job 7 of one node."""
+    started = []
+    for name, body in FAKES.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+
+    def start(**environ):
+        slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_PARTITION": "all"}
+        path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        started.append(
+            subprocess.Popen(
+                [SCRIPT, "train.py"],
+                cwd=tmp_path,
+                env=os.environ | slurm | path | environ,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def lines(path):
+    return path.read_text().split("\n")[:-1] if path.exists() else []
+
+
+def test_a_hub_that_ends_is_started_again_and_ends_with_the_job(job, tmp_path):
+    process = job()
+    assert until(lambda: (tmp_path / "pulsetrain-7/hub-answered").exists(), 20)
+    os.kill(int(lines(tmp_path / "hubs")[0]), signal.SIGKILL)
+    assert until(lambda: len(lines(tmp_path / "hubs")) == 2, 20)
+    (tmp_path / "over").touch()
+    assert process.wait(20) == 0
+    assert until(lambda: not os.path.exists(f"/proc/{lines(tmp_path / 'hubs')[1]}"), 20)
+    assert "the hub ended and starts again" in process.stderr.read()
+
+
+def test_a_hub_that_cannot_start_ends_the_job(job, tmp_path):
+    (tmp_path / "broken").touch()
+    process = job(UNREACHABLE="1")
+    assert process.wait(20) == 1
+    assert "the hub did not start" in process.stderr.read()
+    assert len(lines(tmp_path / "hubs")) == 1
