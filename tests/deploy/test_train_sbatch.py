@@ -78,3 +78,36 @@ def test_a_hub_that_cannot_start_ends_the_job(job, tmp_path):
     assert process.wait(20) == 1
     assert "the hub did not start" in process.stderr.read()
     assert len(lines(tmp_path / "hubs")) == 1
+
+
+def test_a_hub_that_nobody_reaches_ends_the_job_with_the_reason(job):
+    process = job(UNREACHABLE="1", START_SECONDS="0", PULSETRAIN_HOST="10.9.9.9")
+    assert process.wait(20) == 1
+    assert process.stderr.read() == (
+        "train.sbatch: no answer at http://10.9.9.9:20007 (PULSETRAIN_HOST says where): no route\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("environ", "url", "host"),
+    [
+        ({"HOST_ADDRESSES": "fd00::2 127.0.1.1 10.0.0.1"}, "http://10.0.0.1:20007", "10.0.0.1"),
+        ({"HOST_ADDRESSES": "fe80::1 fd00::2"}, "http://[fd00::2]:20007", "fd00::2"),
+        ({"HOST_ADDRESSES": "127.0.1.1"}, "http://127.0.1.1:20007", "127.0.1.1"),
+        ({"PULSETRAIN_HOST": "::1"}, "http://[::1]:20007", "::1"),
+        ({"PULSETRAIN_HUB_TLS_CERTIFICATE": "/c.pem"}, "https://10.0.0.1:20007", "10.0.0.1"),
+    ],
+)
+def test_agents_get_an_address_at_which_they_reach_the_hub(job, tmp_path, environ, url, host):
+    (tmp_path / "over").touch()
+    process = job(**environ)
+    assert process.wait(20) == 0, process.stderr.read()
+    said = lines(tmp_path / "served")[0]
+    assert said.startswith(f"{url} serve ")
+    assert f"--host {host} " in said
+
+
+def test_an_address_of_loopback_is_not_given_to_other_nodes(job):
+    process = job(HOST_ADDRESSES="::1", SLURM_JOB_NUM_NODES="2")
+    assert process.wait(20) == 2
+    assert "set PULSETRAIN_HOST" in process.stderr.read()
