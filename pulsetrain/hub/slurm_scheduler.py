@@ -17,6 +17,7 @@ KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 """What Slurm's commands need of the environment. The rest describes the job that the hub may run in."""
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
+_NODE_NAME = re.compile(r"^NodeName=(\S+)", re.MULTILINE)
 _STATE = re.compile(r"\bState=(\S+)")
 _REASON = re.compile(r"\bReason=(.*?)(?: \[\S+@\S+\])?\s*$")
 
@@ -79,15 +80,31 @@ class SlurmScheduler:
 
     def replace(self, request: NodeRequest) -> str:
         """See `Scheduler.replace`. A node to leave out that is none of Slurm's is not there to begin with."""
-        exclude = ",".join(node for node in request.exclude if _is_name(node))
+        exclude = [node for node in request.exclude if _is_name(node)]
+        try:
+            said = self._submit(request, exclude)
+        except Unavailable:  # sbatch refuses a job that leaves out a node it does not know
+            known = self._known(exclude)
+            if known == exclude:
+                raise
+            said = self._submit(request, known)
+        return f"Slurm's job {said.strip().partition(';')[0]}"
+
+    def _submit(self, request: NodeRequest, exclude: Sequence[str]) -> str:
         more = {
             "PULSETRAIN_REPLACEMENT_JOB": request.job,
             "PULSETRAIN_REPLACEMENT_NNODES": request.flag,
         }
         words = [*shlex.split(self._config.sbatch), "--parsable", "--nodes=1"]
-        words += [f"--exclude={exclude}"] if exclude else []
-        said = self._run([*words, self._config.template], {**self._environ, **more}, self._config.timeout_s)
-        return f"Slurm's job {said.strip().partition(';')[0]}"
+        words += [f"--exclude={','.join(exclude)}"] if exclude else []
+        return self._run([*words, self._config.template], {**self._environ, **more}, self._config.timeout_s)
+
+    def _known(self, nodes: Sequence[str]) -> list[str]:
+        """Those of `nodes` that are Slurm's."""
+        if not nodes:
+            return []
+        every = set(_NODE_NAME.findall(self._scontrol("--oneliner", "show", "node")))
+        return [node for node in nodes if node in every]
 
     def _node(self, name: str) -> tuple[str, str]:
         """State and reason of a node, as in ("IDLE+DRAIN", "pulsetrain: gpu_lost")."""

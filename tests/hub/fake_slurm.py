@@ -4,10 +4,13 @@ from pulsetrain.core.errors import Unavailable
 
 
 class FakeSlurm:
-    """Keeps every command with its environment. With `error` each one fails."""
+    """Keeps every command with its environment. With `error` each one fails.
 
-    def __init__(self, state="IDLE", reason="", error=""):
-        self.state, self.reason, self.error = state, reason, error
+    With `nodes`, a job that leaves out another node is refused.
+    """
+
+    def __init__(self, state="IDLE", reason="", error="", nodes=()):
+        self.state, self.reason, self.error, self.nodes = state, reason, error, nodes
         self.commands, self.environs = [], []
 
     def __call__(self, words, environ, timeout_s):
@@ -15,6 +18,8 @@ class FakeSlurm:
         self.environs.append(dict(environ))
         if self.error:
             raise Unavailable(self.error)
+        if words[-1] == "node":
+            return "".join(f"NodeName={node} Arch=x86_64 State=IDLE\n" for node in self.nodes)
         if "show" in words:
             told = f" Reason={self.reason} [root@2026-01-01T00:00:00]" if self.reason else ""
             return f"NodeName={words[-1]} Arch=x86_64 OS=Linux 6.1 State={self.state} Weight=1{told}\n"
@@ -23,4 +28,8 @@ class FakeSlurm:
                 self.state = {"DRAIN": "IDLE+DRAIN", "RESUME": "IDLE"}[word.removeprefix("State=")]
             if word.startswith("Reason="):
                 self.reason = word.removeprefix("Reason=")
+        for word in words:
+            unknown = set(word.removeprefix("--exclude=").split(",")) - set(self.nodes)
+            if self.nodes and word.startswith("--exclude=") and unknown:
+                raise Unavailable("sbatch ended with status 1: Invalid node name specified")
         return "4711;cluster\n" if "--parsable" in words else ""

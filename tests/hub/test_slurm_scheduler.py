@@ -71,6 +71,20 @@ def test_a_replacement_is_one_node_and_not_one_that_was_evicted():
     ]
 
 
+def test_an_evicted_node_that_slurm_does_not_know_does_not_prevent_a_replacement():
+    slurm = FakeSlurm(nodes=("n1", "n2"))
+    request = NodeRequest(job="j", nnodes=4, least=2, exclude=("n1", "laptop"))
+    assert scheduler(slurm).replace(request) == "Slurm's job 4711"
+    assert slurm.commands[-1] == ["sbatch", "--parsable", "--nodes=1", "--exclude=n1", TEMPLATE]
+
+
+def test_a_job_that_slurm_refuses_for_another_reason_is_submitted_once():
+    slurm = FakeSlurm(error="sbatch: no such partition")
+    with pytest.raises(Unavailable, match="no such partition"):
+        scheduler(slurm).replace(NodeRequest(job="j", nnodes=4, least=2))
+    assert len(slurm.commands) == 1
+
+
 def test_the_hubs_own_place_in_slurm_is_not_that_of_the_replacement():
     slurm = FakeSlurm()
     environ = {"SLURM_CONF": "/etc/slurm.conf", "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", "PATH": "/bin"}
