@@ -112,6 +112,14 @@ def test_agents_reach_the_kernels_log_and_the_gpus(pod):
     assert "[hub,kafka,gpu]" in (DEPLOY / "Dockerfile").read_text()
 
 
+@pytest.mark.parametrize("pod", agents(), ids=["daemon set", "job"])
+def test_agents_have_a_token_of_their_own_and_no_other_secret(pod):
+    """The scripts of people can read it. The Secret `pulsetrain` has the token that may do everything."""
+    (container,) = pod["containers"]
+    secrets = [v["valueFrom"]["secretKeyRef"] for v in container["env"] if "secretKeyRef" in str(v)]
+    assert secrets == [{"name": "pulsetrain-agent", "key": "token"}]
+
+
 @pytest.fixture
 def container(tmp_path):
     """Starts what the agent's container runs, with a `pulsetrain` that does as told."""
@@ -165,7 +173,7 @@ def test_secrets_come_by_reference_and_pods_have_a_network_policy(each):
     container = each["spec"]["template"]["spec"]["containers"][0]
     for variable in container["env"]:
         if re.search("TOKEN|PASSWORD|STORE", variable["name"]):
-            assert variable["valueFrom"]["secretKeyRef"]["name"] == "pulsetrain"
+            assert variable["valueFrom"]["secretKeyRef"]["name"] in ("pulsetrain", "pulsetrain-agent")
     labels = each["spec"]["template"]["metadata"]["labels"]
     policies = [p.values[0] for p in OBJECTS if p.values[0]["kind"] == "NetworkPolicy"]
     assert any(p["spec"]["podSelector"].get("matchLabels") == labels for p in policies)
