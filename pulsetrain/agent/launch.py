@@ -22,6 +22,7 @@ from pulsetrain.collectors.machine.gpu_count import visible_gpus
 from pulsetrain.core.config import load, read_toml
 from pulsetrain.core.errors import ConfigError, UsageError
 from pulsetrain.core.open_files import allow_many_open_files
+from pulsetrain.core.private_file import make_private_folder
 from pulsetrain.core.process_title import set_process_title
 from pulsetrain.protocol.client import HubAddress
 
@@ -115,7 +116,10 @@ def node_folder(options: LaunchOptions, hub_folder: Path | None) -> Path:
 def _writable(folder: Path, what: str, flag: str) -> Path:
     """The folder, made where it is missing. Raises `UsageError`."""
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700 if what == "data" else 0o777)
+        if what == "data":
+            make_private_folder(folder)
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"
         probe.touch()
         probe.unlink()

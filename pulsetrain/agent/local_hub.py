@@ -18,6 +18,7 @@ from typing import TypedDict, cast
 from pulsetrain.agent.launch_options import HubOptions
 from pulsetrain.agent.processes import zygote_protocol
 from pulsetrain.core.errors import PulsetrainError, UsageError
+from pulsetrain.core.private_file import make_private_folder
 from pulsetrain.core.process_identity import is_process, process_identity
 from pulsetrain.protocol.client import HubAddress, data_folder, find_hub
 
@@ -168,7 +169,7 @@ def _text(mark: Path) -> str:
 
 
 def _start(folder: Path, *, dashboard: bool) -> subprocess.Popen[bytes]:
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
     ports = ["--port", "0", *(["--dashboard-port", "0"] if dashboard else ["--no-dashboard"])]
     with (folder / "hub.log").open("wb") as log:
         return subprocess.Popen(

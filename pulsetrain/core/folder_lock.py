@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from pulsetrain.core.errors import UsageError
+from pulsetrain.core.private_file import make_private_folder
 
 _NAME = "pulsetrain.lock"
 
@@ -21,13 +22,14 @@ class FolderLock:
 
     @classmethod
     def take(cls, folder: Path, what: str) -> FolderLock:
-        """Create `folder` where it is missing and hold it. `what` says what it is for, as in "spool".
+        """Create `folder` where it is missing, for its owner alone, and hold it.
 
+        `what` says what it is for, as in "spool".
         Raises `UsageError` naming the folder where it cannot be made, written or locked, or another process
         holds it.
         """
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_private_folder(folder)
             file = os.open(folder / _NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise UsageError(f"{what} folder {folder}: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""Files that only their owner may read, replaced as a whole."""
+"""Files and folders that only their owner may read. Files are replaced as a whole."""
 
 from __future__ import annotations
 
@@ -25,6 +25,20 @@ def replace_private(path: Path, text: str, *, give: bool = False) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def make_private_folder(folder: Path) -> None:
+    """Make `folder` and what is missing above it, all with mode 0700. What exists stays as it is.
+
+    Raises `OSError`.
+    """
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except FileNotFoundError:
+        if folder.parent == folder:
+            raise
+        make_private_folder(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def give_to_owner_of(folder: Path, file: int) -> None:

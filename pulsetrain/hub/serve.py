@@ -21,7 +21,7 @@ import uvloop
 from pulsetrain.core.clock import SystemClock
 from pulsetrain.core.errors import PulsetrainError, Unavailable, UsageError
 from pulsetrain.core.open_files import allow_many_open_files
-from pulsetrain.core.private_file import replace_private
+from pulsetrain.core.private_file import make_private_folder, replace_private
 from pulsetrain.core.process_identity import process_identity
 from pulsetrain.core.process_title import set_process_title
 from pulsetrain.core.supervisor import TaskSupervisor
@@ -180,7 +180,7 @@ def own_url(host: str, port: int, *, tls: bool) -> str:
 def make_folder(data: Path) -> None:
     """Create the data folder, readable by its owner alone. Raises `UsageError`."""
     try:
-        data.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(data)
         probe = data / ".writable"
         probe.touch()
         probe.unlink()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 
 import pytest
 
@@ -17,6 +18,7 @@ def test_a_folder_is_made_and_held_until_it_is_released(tmp_path):
     lock = FolderLock.take(folder, "spool")
     with pytest.raises(UsageError, match=rf"spool folder .*/a/b is in use by process {os.getpid()}"):
         FolderLock.take(folder, "spool")
+    assert [stat.S_IMODE(made.stat().st_mode) for made in (folder, folder.parent)] == [0o700, 0o700]
     lock.release()
     lock.release()
     FolderLock.take(folder, "spool").release()

@@ -1,11 +1,11 @@
-"""Files that only their owner may read."""
+"""Files and folders that only their owner may read."""
 
 import os
 import stat
 
 import pytest
 
-from pulsetrain.core.private_file import replace_private
+from pulsetrain.core.private_file import make_private_folder, replace_private
 
 
 def test_a_file_is_replaced_as_a_whole_and_only_its_owner_reads_it(tmp_path):
@@ -32,6 +32,20 @@ def test_where_it_cannot_be_written_the_file_stays_as_it_was(tmp_path):
     with pytest.raises(OSError, match="directory"):
         replace_private(path, "after")
     assert path.read_text() == "before"
+
+
+def test_what_is_missing_of_a_folder_is_made_for_its_owner_alone_and_the_rest_stays(tmp_path):
+    there = tmp_path / "there"
+    there.mkdir(mode=0o755)
+    there.chmod(0o755)
+    make_private_folder(there / "a" / "b")
+    make_private_folder(there / "a" / "b")
+    made = [there, there / "a", there / "a" / "b"]
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in made] == [0o755, 0o700, 0o700]
+    (there / "file").touch()
+    for wrong in (there / "file", there / "file" / "below"):
+        with pytest.raises(OSError, match=r"exists|Not a directory"):
+            make_private_folder(wrong)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")

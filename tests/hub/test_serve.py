@@ -43,7 +43,7 @@ def test_the_address_file_is_replaced_whole(tmp_path):
 def test_a_data_folder_is_private_and_a_file_in_its_way_is_named(tmp_path):
     folder = tmp_path / "a" / "b"
     make_folder(folder)
-    assert mode(folder) == 0o700
+    assert [mode(folder), mode(folder.parent)] == [0o700, 0o700]
     assert list(folder.iterdir()) == []
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"data folder .*file: .*; give --data"):

@@ -15,6 +15,7 @@ from pathlib import Path
 import structlog
 
 from pulsetrain.core.errors import CorruptData, UsageError
+from pulsetrain.core.private_file import make_private_folder
 from pulsetrain.stream.store.insert_group import InsertGroup, decode_group
 
 log = structlog.get_logger()
@@ -29,7 +30,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_private_folder(folder)
         except OSError as error:
             raise UsageError(f"journal folder {folder}: {error.strerror}") from error
 
