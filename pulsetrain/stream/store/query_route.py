@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Mapping
 
 import pyarrow as pa
-from starlette.concurrency import run_in_threadpool
+from anyio import CapacityLimiter, to_thread
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -37,6 +37,8 @@ _FORMAT = re.compile(r"\bFORMAT\s+(\w+)\s*$", re.IGNORECASE | re.ASCII)
 _QUERY_ID = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 """Ids that may go back in a header."""
 _MOST_FIELDS = 200
+_MOST_AT_ONCE = 8
+"""Statements that run at the same time, on threads of their own: those of ingest stay free."""
 
 
 class QueryRoute:
@@ -47,6 +49,7 @@ class QueryRoute:
         self, reader: Reader, refused: frozenset[str], token: str, asked: Callable[[], None] = lambda: None
     ) -> None:
         self._reader, self._refused, self._token, self._asked = reader, refused, token, asked
+        self._threads = CapacityLimiter(_MOST_AT_ONCE)
 
     async def answer(self, request: Request) -> Response:
         """Run one statement and return its result or its error."""
@@ -63,7 +66,9 @@ class QueryRoute:
             sql = check(sql, self._refused)
             output_format = _format(sql, request)
             params = {k[6:]: v for k, v in fields.items() if k.startswith("param_")}
-            result = await run_in_threadpool(self._reader.read, sql, params, output_format)
+            result = await to_thread.run_sync(
+                self._reader.read, sql, params, output_format, limiter=self._threads
+            )
         except UsageError as error:
             return _error(_READONLY, "READONLY", str(error), query_id)
         except QueryFailed as error:

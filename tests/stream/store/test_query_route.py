@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import threading
 from types import SimpleNamespace
 
 import httpx
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.routing import Route
 
 from pulsetrain.core.errors import Unavailable
@@ -43,6 +45,18 @@ class FakeReader:
 @pytest.fixture
 def reader():
     return FakeReader()
+
+
+class BlockedReader(FakeReader):
+    """Answers once it is told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.go = threading.Event()
+
+    def read(self, sql, params, default_format):
+        self.go.wait(30)
+        return super().read(sql, params, default_format)
 
 
 class Client:
@@ -212,3 +226,21 @@ WORDS = st.text(max_size=20) | st.sampled_from(
 def test_any_request_gets_an_answer(client, params, body, headers):
     response = client.post("/", params=params, content=body, headers=headers)
     assert response.status_code < 500 or response.headers["X-ClickHouse-Exception-Code"]
+
+
+def test_slow_statements_leave_the_threads_of_ingest_free():
+    reader = BlockedReader()
+    client = Client(reader)
+
+    async def ask():
+        slow = [asyncio.create_task(client._send("GET", "/?query=SELECT 1")) for _ in range(41)]
+        await asyncio.sleep(0.05)
+        try:
+            stored = await asyncio.wait_for(run_in_threadpool(lambda: "stored"), 1.0)
+        finally:
+            reader.go.set()
+        return stored, await asyncio.gather(*slow)
+
+    stored, answers = asyncio.run(ask())
+    assert stored == "stored"
+    assert {answer.status_code for answer in answers} == {200}
