@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from pulsetrain.dashboard.host_names import VARIABLE
+
 _OPTIONS = {
     "server.headless": "true",
     "server.fileWatcherType": "none",
@@ -52,14 +54,16 @@ def command(port: int, *, address: str = "127.0.0.1", tls: tuple[str, str] | Non
     return [sys.executable, "-P", "-m", "pulsetrain.dashboard.process", "run", str(app), *flags]
 
 
-def environment(hub_url: str, token: str, ca: str = "") -> dict[str, str]:
-    """Return the variables to add to the child's environment: where the hub is, its token, and its CA if any.
+def environment(hub_url: str, token: str, ca: str = "", hosts: str = "") -> dict[str, str]:
+    """Return the variables to add to the child's environment: where the hub is, its token, its CA if any, and
+    the names under which browsers may reach the dashboard.
 
     The token is not in the command line, where `ps` would show it.
     """
     return {
         "PULSETRAIN_HUB": hub_url,
         "PULSETRAIN_TOKEN": token,
+        VARIABLE: hosts,
         "STREAMLIT_BROWSER_GATHER_USAGE_STATS": "false",
         **({"PULSETRAIN_CA": ca} if ca else {}),
     }

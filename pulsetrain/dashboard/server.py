@@ -7,21 +7,18 @@ the console. So the document says where the server is. A proxy may serve the das
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import streamlit as st
 from starlette.middleware import Middleware
 
 from pulsetrain.dashboard.ahead import begin_document
+from pulsetrain.dashboard.host_names import VARIABLE, Asgi, KnownHosts, Message, Receive, Send
 from pulsetrain.dashboard.preload import with_scripts
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Asgi = Callable[[Message, Receive, Send], Awaitable[None]]
 _PAGE = re.compile(r"/[a-z]*")
 
 
@@ -80,4 +77,10 @@ def with_address(document: bytes, path: str) -> bytes:
     return document.replace(b"<head>", b"<head>" + script.encode(), 1)
 
 
-app = st.App(Path(__file__).with_name("app.py"), middleware=[Middleware(PageAddresses, ahead=begin_document)])
+app = st.App(
+    Path(__file__).with_name("app.py"),
+    middleware=[
+        Middleware(KnownHosts, names=os.environ.get(VARIABLE, "")),
+        Middleware(PageAddresses, ahead=begin_document),
+    ],
+)

@@ -18,6 +18,10 @@ class HubConfig:
     """Port of the dashboard, always on loopback. 0 takes a free one."""
     dashboard: bool = True
     """Start the dashboard as a child."""
+    dashboard_hosts: str = ""
+    """Names under which browsers reach the dashboard (``dash.example.org,*.cluster``) besides localhost,
+    addresses, and the name of the machine. Empty: any name over TLS, or behind a proxy that sends
+    X-Forwarded-For."""
     token: str = ""
     """Token that clients must send. Empty: one is made and kept in the data folder."""
     store: str = ""

@@ -73,7 +73,7 @@ def serve(data: Path, settings: Settings, say: Callable[[str], None]) -> None:
         facts = parts.facts
         if config.dashboard:
             facts["dashboard"] = stack.enter_context(
-                dashboard(url, token, config.dashboard_port, certificate)
+                dashboard(url, token, config.dashboard_port, certificate, config.dashboard_hosts)
             )
         if config.kafka:
             parts.table.add(stack.enter_context(kafka_ingest(config.kafka, store)))
@@ -240,7 +240,9 @@ def kafka_ingest(servers: str, store: Store) -> Iterator[Statuses]:
 
 
 @contextlib.contextmanager
-def dashboard(url: str, token: str, port: int, certificate: ServerCertificate | None = None) -> Iterator[str]:
+def dashboard(
+    url: str, token: str, port: int, certificate: ServerCertificate | None = None, hosts: str = ""
+) -> Iterator[str]:
     """The dashboard as a child that ends with the hub. Yields its address."""
     if port == 0:
         with bind("127.0.0.1", 0) as free:
@@ -251,7 +253,7 @@ def dashboard(url: str, token: str, port: int, certificate: ServerCertificate | 
     command = launch.command(port, tls=(str(files.certificate), str(files.key)) if files else None)
     child = subprocess.Popen(
         [sys.executable, "-P", "-m", "pulsetrain.hub.dashboard_process", str(os.getpid()), *command],
-        env=os.environ | launch.environment(url, token, files.ca if files else ""),
+        env=os.environ | launch.environment(url, token, files.ca if files else "", hosts),
         stdout=subprocess.DEVNULL,
         stderr=sys.stderr,
         start_new_session=True,

@@ -15,4 +15,7 @@ def test_it_listens_on_loopback_and_calls_nobody():
 
 def test_the_token_travels_in_the_environment_alone():
     assert launch.environment("http://127.0.0.1:1", "secret")["PULSETRAIN_TOKEN"] == "secret"
+    assert (
+        launch.environment("http://127.0.0.1:1", "secret", hosts="a.b")["PULSETRAIN_DASHBOARD_HOSTS"] == "a.b"
+    )
     assert not any("secret" in word for word in launch.command(8790))
