@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from chdb.state.sqlitelike import Connection
 
 _CODE = re.compile(r"\bCode:\s*(\d+)")
+_TOO_LARGE = 396
 _HANDLES = 4
 _WAIT_S = 30.0
 
@@ -38,6 +39,8 @@ class ReaderConfig:
     """A statement that runs longer is ended."""
     max_memory_bytes: int = 4 << 30
     """A statement that needs more is ended."""
+    max_result_bytes: int = 1 << 30
+    """A statement whose result is larger is ended: the hub holds results whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +110,9 @@ class ChdbReader:
         handle = _connect(self._path)
         handle.query(
             f"SET max_execution_time = {self._config.max_seconds}, "
-            f"max_memory_usage = {self._config.max_memory_bytes}, readonly = 1"
+            f"max_memory_usage = {self._config.max_memory_bytes}, "
+            f"max_result_bytes = {self._config.max_result_bytes}, result_overflow_mode = 'throw', "
+            "readonly = 1"
         )
         return handle
 
@@ -137,7 +142,9 @@ class HttpReader:
             "database": database,
             "max_execution_time": str(config.max_seconds),
             "max_memory_usage": str(config.max_memory_bytes),
+            "cancel_http_readonly_queries_on_client_close": "1",
         }
+        self._most = config.max_result_bytes
         headers = {"X-ClickHouse-User": user, "X-ClickHouse-Key": password}
         self._http = httpx.Client(base_url=url, headers=headers, timeout=config.max_seconds + 10)
 
@@ -146,12 +153,27 @@ class HttpReader:
         query = self._limits | {"default_format": default_format}
         query |= {f"param_{name}": value for name, value in params.items()}
         try:
-            response = self._http.post("/", params=query, content=sql.encode())
+            with self._http.stream("POST", "/", params=query, content=sql.encode()) as response:
+                body = self._body(response)
         except httpx.HTTPError as error:
             raise Unavailable(f"store {self._http.base_url} does not answer: {error}") from error
         if response.status_code != 200:
-            raise _failed(response.text)
-        return QueryResult(body=response.content)
+            raise _failed(body.decode(errors="replace"))
+        return QueryResult(body=body)
+
+    def _body(self, response: httpx.Response) -> bytes:
+        """What the server sends. Leaving earlier ends the statement there. Raises `QueryFailed`."""
+        parts, size = [], 0
+        for part in response.iter_bytes():
+            size += len(part)
+            if size > self._most:
+                raise QueryFailed(
+                    f"Code: {_TOO_LARGE}. DB::Exception: Limit for result exceeded, max bytes: {self._most}. "
+                    "Select fewer rows or columns. (TOO_MANY_ROWS_OR_BYTES)",
+                    _TOO_LARGE,
+                )
+            parts.append(part)
+        return b"".join(parts)
 
     def close(self) -> None:
         """See `Reader`."""

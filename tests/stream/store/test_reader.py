@@ -9,7 +9,7 @@ from pulsetrain.core.errors import Unavailable
 from pulsetrain.stream.store import reader
 from pulsetrain.stream.store.reader import ChdbReader, HttpReader, QueryFailed, ReaderConfig
 
-CONFIG = ReaderConfig(max_seconds=7.0, max_memory_bytes=1 << 20)
+CONFIG = ReaderConfig(max_seconds=7.0, max_memory_bytes=1 << 20, max_result_bytes=1000)
 
 
 def http_reader(handler):
@@ -61,6 +61,32 @@ def test_a_server_that_is_away_is_unavailable():
         http_reader(handler).read("SELECT 1", {}, "Native")
 
 
+def test_no_more_of_a_result_is_read_than_is_allowed():
+    taken = []
+
+    def body():
+        for _ in range(100):
+            taken.append(300)
+            yield b"x" * 300
+
+    with pytest.raises(QueryFailed, match=r"max bytes: 1000\. Select fewer rows") as caught:
+        http_reader(lambda _: httpx.Response(200, content=body())).read("SELECT 1", {}, "Native")
+    assert caught.value.code == 396
+    assert len(taken) < 10
+    whole = http_reader(lambda _: httpx.Response(200, content=b"x" * 1000)).read("SELECT 1", {}, "Native")
+    assert len(whole.body) == 1000
+
+
+@pytest.mark.integration
+def test_chdb_ends_a_statement_whose_result_is_too_large(tmp_path):
+    made = ChdbReader(tmp_path, ReaderConfig(max_result_bytes=100_000))
+    assert made.read("SELECT count() FROM numbers(1000000)", {}, "TabSeparated").body == b"1000000\n"
+    with pytest.raises(QueryFailed, match="Limit for result exceeded") as caught:
+        made.read("SELECT number FROM numbers(1000000)", {}, "TabSeparated")
+    assert caught.value.code == 396
+    made.close()
+
+
 class Handle:
     """Stands in for a connection of chDB."""
 
@@ -105,7 +131,10 @@ def test_a_handle_is_opened_once_with_its_limits_and_used_again(handles, tmp_pat
     made.read("SELECT 2", {}, "Native")
     (handle,) = handles
     assert handle.statements[1:] == ["SELECT 1", "SELECT 2"]
-    assert handle.statements[0] == ("SET max_execution_time = 7.0, max_memory_usage = 1048576, readonly = 1")
+    assert handle.statements[0] == (
+        "SET max_execution_time = 7.0, max_memory_usage = 1048576, "
+        "max_result_bytes = 1000, result_overflow_mode = 'throw', readonly = 1"
+    )
 
 
 def test_a_handle_whose_statement_failed_serves_the_next(handles, tmp_path):
