@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,8 @@ from collections.abc import Iterable, Mapping
 from pulsetrain.core.errors import CorruptData
 from pulsetrain.core.json import JsonObject
 
+MAX_PROFILE_BYTES = 1 << 29
+"""of the profile of one rank without its compression"""
 PIDS = 1000  # for each rank, so that no two ranks share one
 _TIED = ("s", "t", "f", "b", "e", "n")  # kinds of events that an id ties together
 
@@ -23,7 +26,11 @@ _TIED = ("s", "t", "f", "b", "e", "n")  # kinds of events that an id ties togeth
 def unpack(trace: str) -> JsonObject:
     """The profile of one rank, as agents send it: gzipped JSON in base64. Raises `CorruptData`."""
     try:
-        profile = json.loads(gzip.decompress(base64.b64decode(trace, validate=True)))
+        with gzip.open(io.BytesIO(base64.b64decode(trace, validate=True))) as file:
+            text = file.read(MAX_PROFILE_BYTES + 1)
+        if len(text) > MAX_PROFILE_BYTES:
+            raise CorruptData(f"not a profile: it is larger than {MAX_PROFILE_BYTES} bytes")
+        profile = json.loads(text)
     except (ValueError, OSError, EOFError, binascii.Error, zlib.error) as error:
         raise CorruptData(f"not a profile: {error}") from error
     if not isinstance(profile, dict) or not isinstance(profile.get("traceEvents"), list):

@@ -28,6 +28,7 @@ from pulsetrain.records.arrow import (
 )
 from pulsetrain.records.columns import Columns, record_of
 from pulsetrain.records.encoding import Identity
+from pulsetrain.records.ipc_size import unpacked_bytes
 from pulsetrain.records.schema import SCHEMA_VERSION, Field, Kind, Record
 
 _VERSION = b"pulsetrain.version"
@@ -35,6 +36,8 @@ _SOURCE = b"pulsetrain.source"
 _RECORD = b"pulsetrain.record"
 _FIRST = b"pulsetrain.first_row"
 _ROWS = b"pulsetrain.rows"
+MAX_BYTES = 1 << 30
+"""of an Arrow IPC stream without its compression"""
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, EOFError)
 
 
@@ -118,12 +121,16 @@ def _read(data: bytes) -> tuple[Identity, pa.Table]:
     if encoding.is_columns(data):
         identity, columns = encoding.decode(data)
         return identity, to_table(columns)
+    if unpacked_bytes(data) > MAX_BYTES:
+        raise CorruptData(f"batch is larger than {MAX_BYTES} bytes without its compression")
     try:
         table = pa.ipc.open_stream(data).read_all()
         table.validate(full=True)
     except _UNREADABLE as error:
         raise CorruptData(f"not an Arrow IPC stream: {error}") from error
     identity = _identity(table.schema)
+    if table.num_rows > encoding.MAX_ROWS:
+        raise CorruptData(f"batch of {table.num_rows} rows; at most {encoding.MAX_ROWS}")
     if identity.rows != table.num_rows or identity.first_row < 0:
         raise CorruptData(f"batch of {identity.record} says {identity.rows} rows and holds {table.num_rows}")
     return identity, table

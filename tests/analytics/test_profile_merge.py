@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from pulsetrain.analytics import profile_merge
 from pulsetrain.analytics.profile_merge import merge, pack, unpack
 from pulsetrain.core.errors import CorruptData
 
@@ -53,3 +54,11 @@ def test_what_is_no_profile_is_refused(data):
         unpack(base64.b64encode(data).decode())
     with pytest.raises(CorruptData, match="not a profile"):
         unpack("!")
+
+
+def test_no_more_of_a_profile_is_unpacked_than_a_profile_has(monkeypatch):
+    monkeypatch.setattr(profile_merge, "MAX_PROFILE_BYTES", 1000)
+    fits = json.dumps({"traceEvents": [], "x": ""}).encode().ljust(1000)
+    assert unpack(base64.b64encode(gzip.compress(fits)).decode())["traceEvents"] == []
+    with pytest.raises(CorruptData, match="larger than 1000 bytes"):
+        unpack(base64.b64encode(gzip.compress(fits + b" ")).decode())

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.core.errors import CorruptData, SchemaMismatch
-from pulsetrain.records import encoding
+from pulsetrain.records import batch, encoding
 from pulsetrain.records.arrow import arrow_schema
 from pulsetrain.records.batch import (
     adopt,
@@ -215,3 +215,19 @@ def test_an_agent_of_an_older_schema_lacks_newer_fields_which_hold_their_default
     )
     monkeypatch.setattr("pulsetrain.records.columns.RECORDS", {**RECORDS, "steps": newer})
     assert decode(data).table.column("new").to_pylist() == [-1, -1, -1]
+
+
+def test_a_stream_that_would_not_fit_in_memory_is_refused_before_it_is_unpacked(monkeypatch):
+    data = encode("steps", table("steps", 5000, job="j" * 50), source="s", first_row=0)
+    assert decode(data).rows == 5000
+    monkeypatch.setattr(batch, "MAX_BYTES", 100_000)
+    assert len(data) < 100_000
+    with pytest.raises(CorruptData, match="larger than 100000 bytes without its compression"):
+        decode(data)
+
+
+def test_more_rows_than_a_batch_may_have_are_refused_whatever_they_weigh(monkeypatch):
+    data = encode("steps", table("steps", 9), source="s", first_row=0)
+    monkeypatch.setattr(encoding, "MAX_ROWS", 8)
+    with pytest.raises(CorruptData, match="batch of 9 rows; at most 8"):
+        decode(data)
