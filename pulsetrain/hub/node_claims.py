@@ -100,6 +100,10 @@ class NodeClaims:
             if other:
                 line = f"{batch.record} of {column} {other[:80]!r}: the token is for {column} {own!r}"
                 return str(self.refuse(reason, line, job=grant.job, node=grant.node, grant=grant))
+        sender, named, _ = batch.source.partition("/")  # of an agent: NODE/RANDOM
+        if grant.node and named and sender != grant.node:
+            line = f"{batch.record} numbered by node {sender[:80]!r}: the token is for node {grant.node!r}"
+            return str(self.refuse(FOREIGN_NODE, line, job=grant.job, node=grant.node, grant=grant))
         return ""
 
 

@@ -175,5 +175,21 @@ def test_refusals_are_written_down_once_a_minute_and_all_are_counted():
 def test_rows_of_another_node_or_job_are_refused(of, columns, words):
     hub = Hub()
     request = SimpleNamespace(scope={GRANT: grant(**of)} if of is not None else {})
-    batch = SimpleNamespace(record="steps", table=pa.table(columns))
+    batch = SimpleNamespace(record="steps", source="a/0f", table=pa.table(columns))
     assert hub.claims.refusal_of_rows(request, batch) == words
+
+
+@pytest.mark.parametrize(
+    ("of", "source", "words"),
+    [
+        ({"node": "a"}, "b/0f", "steps numbered by node 'b': the token is for node 'a'"),
+        ({"node": "a"}, "a/0f", ""),
+        ({"node": "a"}, "my own program", ""),
+        ({"job": "j"}, "b/0f", ""),
+        ({}, "b/0f", ""),
+    ],
+)
+def test_nobody_says_that_rows_of_another_node_have_come(of, source, words):
+    hub = Hub()
+    batch = SimpleNamespace(record="steps", source=source, table=pa.table({"rank": [1]}))
+    assert hub.claims.refusal_of_rows(SimpleNamespace(scope={GRANT: grant(**of)}), batch) == words
