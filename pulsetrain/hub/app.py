@@ -25,6 +25,7 @@ from pulsetrain.hub.node_claims import NodeClaims
 from pulsetrain.hub.notifier import KeptTopology
 from pulsetrain.hub.profiles import Profiles
 from pulsetrain.hub.ras_reports import RasReports
+from pulsetrain.hub.refusal_log import RefusalLog
 from pulsetrain.hub.reporter import Reporter
 from pulsetrain.hub.routes import (
     agents,
@@ -96,7 +97,8 @@ def build(parts: Parts, deposed: Callable[[], None] = lambda: None) -> Starlette
         await parts.loops.stop()
 
     gate = Middleware(LeaderGate, leadership=parts.leadership)
-    tokens = Middleware(TokenGate, tokens=parts.tokens, own=parts.token, clock=parts.clock)
+    refusals = RefusalLog(parts.writer, parts.clock)
+    tokens = Middleware(TokenGate, tokens=parts.tokens, own=parts.token, clock=parts.clock, refusals=refusals)
     return Starlette(routes=[*api(parts), *records(parts)], lifespan=lifespan, middleware=[gate, tokens])
 
 

@@ -7,7 +7,6 @@ nobody can fill the disk with refusals.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily
@@ -16,6 +15,7 @@ from starlette.requests import HTTPConnection
 
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.errors import UsageError
+from pulsetrain.hub.refusal_log import RefusalLog
 from pulsetrain.hub.token_file import Grant
 from pulsetrain.hub.token_gate import GRANT
 from pulsetrain.protocol.messages import Heartbeat, Hello, Ping, Report
@@ -26,7 +26,6 @@ from pulsetrain.recovery.nodes import Node
 PING_S, PINGS = 0.75, 2
 """How long the agent of a node may take to show that it lives, and how often it is asked. The hub itself may
 have been held up in one of them."""
-AUDITED_S = 60.0
 
 FOREIGN_NODE, FOREIGN_JOB, SECOND_AGENT, REPLAY = "node", "job", "second_agent", "replay"
 REASONS = (FOREIGN_NODE, FOREIGN_JOB, SECOND_AGENT, REPLAY)
@@ -41,10 +40,10 @@ class NodeClaims:
     """
 
     def __init__(self, find: FindNode, journal: Journal, clock: Clock) -> None:
-        self.refused: Counter[str] = Counter()
-        self._find, self._journal, self._clock = find, journal, clock
+        self._log = RefusalLog(journal, clock)
+        self.refused = self._log.counts
+        self._find, self._clock = find, clock
         self._ping_ids = itertools.count(-1, -1)  # a job counts its commands upwards from 1
-        self._audited_s: dict[tuple[str, str], float] = {}
 
     def connection(self, grant: Grant | None) -> Claim:
         """A new connection of the bearer of `grant`, None for the hub's own token."""
@@ -52,12 +51,7 @@ class NodeClaims:
 
     def refuse(self, reason: str, line: str, *, job: str, node: str, grant: Grant | None) -> UsageError:
         """Count a refusal and write it down. Returns the error to raise, which says `line`."""
-        self.refused[reason] += 1
-        key, now_s = (reason, grant.name if grant else ""), self._clock.monotonic_s()
-        if now_s - self._audited_s.get(key, -AUDITED_S) >= AUDITED_S:
-            self._audited_s[key] = now_s
-            detail = {"reason": reason, "why": line, "token": key[1], "count": self.refused[reason]}
-            self._journal.event("refused", job=job, attempt=-1, detail=detail, node=node, actor="hub")
+        self._log.write(reason, line, token=grant.name if grant else "", job=job, node=node)
         return UsageError(line)
 
     async def make_way(self, hello: Hello, grant: Grant | None) -> None:

@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 
 from pulsetrain.core.errors import Unavailable, UsageError
-from pulsetrain.hub.node_claims import AUDITED_S, NodeClaims, RefusalCollector
+from pulsetrain.hub.node_claims import NodeClaims, RefusalCollector
+from pulsetrain.hub.refusal_log import AUDITED_S
 from pulsetrain.hub.token_file import Grant, Role
 from pulsetrain.hub.token_gate import GRANT
 from pulsetrain.protocol.messages import Leaving, Ping, Reply, decode

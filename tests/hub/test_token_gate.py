@@ -11,6 +11,7 @@ from pulsetrain.hub.token_file import Role, TokenFile
 from pulsetrain.protocol.messages import encode
 from tests.hub.conftest import Clock
 from tests.recovery.builders import hello
+from tests.recovery.fakes import KeptJournal
 
 OWN = "t"
 FAR_NS = 1 << 62
@@ -88,6 +89,36 @@ def test_tokens_change_while_the_hub_runs(client, file):
     file.revoke("a")
     assert ask(client, first, "GET", "/v1/status").status_code == 401
     assert ask(client, second, "GET", "/v1/status").status_code == 200
+
+
+def test_who_acted_with_a_token_is_told_by_its_name(parts, client, file):
+    token = file.create("ops", Role.OPERATOR, now_ns=1)
+    silence = {"actor": "root", "matchers": {"job": "gpt"}, "seconds": 60}
+    for each, actor in ((token, "root (token ops)"), (OWN, "root")):
+        headers = {"Authorization": f"Bearer {each}"}
+        assert client.post("/v1/silences", json=silence, headers=headers).json()["author"] == actor
+
+
+def test_refused_tokens_are_in_the_audit_log_once_a_minute(client, parts, file, monkeypatch):
+    journal = KeptJournal()
+    monkeypatch.setattr(parts.writer, "event", journal.event)
+    viewer = file.create("v", Role.VIEWER, now_ns=1)
+    old = file.create("old", Role.OPERATOR, now_ns=1, expires_ns=Clock().wall_ns())
+    for _ in range(3):
+        ask(client, viewer, "POST", "/v1/evict")
+        ask(client, old, "GET", "/v1/status")
+        ask(client, "guessed", "GET", "/v1/status")
+    with pytest.raises(WebSocketDisconnect):
+        connect(client, parts, "guessed", "a", "j")
+    ask(client, viewer, "GET", "/v1/status")
+    ask(client, OWN, "GET", "/v1/status")
+    told = [(e["detail"]["reason"], e["detail"]["token"], e["detail"]["why"]) for e in journal.events]
+    assert told == [
+        ("role", "v", "token 'v' of role viewer may not POST /v1/evict"),
+        ("expired", "old", "token 'old' expired at 1970-01-01 00:16:40 UTC"),
+        ("unknown", "", "missing or wrong token for /v1/status"),
+    ]
+    assert {e["detail"]["sender"] for e in journal.events} == {"testclient"}
 
 
 @pytest.mark.parametrize("way", [{"headers": {"X-ClickHouse-Key": "{}"}}, {"params": {"password": "{}"}}])

@@ -15,7 +15,7 @@ from pulsetrain.core.errors import CorruptData, Unavailable, UsageError
 from pulsetrain.hub.heartbeat_inbox import HeartbeatInbox
 from pulsetrain.hub.leadership import Leadership, Role
 from pulsetrain.hub.node_claims import Claim, NodeClaims
-from pulsetrain.hub.token_gate import GRANT
+from pulsetrain.hub.token_gate import GRANT, UNAUTHORIZED
 from pulsetrain.protocol.access import is_authorized
 from pulsetrain.protocol.messages import CONFIRM, CONFIRM_HEADER, Confirm, Confirmed, Hello, decode, encode
 from pulsetrain.recovery.nodes import Node, Send
@@ -23,7 +23,6 @@ from pulsetrain.recovery.nodes import Node, Send
 log = structlog.get_logger()
 
 POLICY_VIOLATION = 1008
-UNAUTHORIZED = 4401
 LONGEST_NAME = 255
 _LIMITS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {

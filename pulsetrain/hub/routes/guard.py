@@ -11,6 +11,8 @@ from starlette.responses import JSONResponse, Response
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.json import JsonObject, refuse_half_pairs
+from pulsetrain.hub.token_file import Grant
+from pulsetrain.hub.token_gate import GRANT
 from pulsetrain.protocol.access import is_authorized
 from pulsetrain.stream.store.body import read_body
 
@@ -37,7 +39,10 @@ def guarded(endpoint: Endpoint, token: str) -> Endpoint:
 
 
 async def json_body(request: Request, *required: str) -> JsonObject:
-    """The JSON object of a request. Raises `UsageError` for anything else, and where a key is missing."""
+    """The JSON object of a request. Its actor, who can say any name, gets the name of the token that it had.
+
+    Raises `UsageError` for anything else, and where a key is missing.
+    """
     raw = await read_body(request, MAX_BODY_BYTES)
     try:
         body = json.loads(raw, parse_constant=_refuse_constant)
@@ -49,6 +54,9 @@ async def json_body(request: Request, *required: str) -> JsonObject:
     for key in required:
         if not body.get(key):
             raise UsageError(f"{key!r} is missing or empty")
+    grant: Grant | None = request.scope.get(GRANT)
+    if grant is not None and isinstance(body.get("actor"), str):
+        body["actor"] = f"{body['actor']} (token {grant.name})"
     return body
 
 
