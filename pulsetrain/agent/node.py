@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -117,6 +118,7 @@ class Node:
         self.leave, self._on_launched = on_leave, on_launched
         self.link = Link(hub, self._greeting, self._on_command)
         self._parts = parts
+        self._agent_id = secrets.token_hex(8)  # of this process, also after a reconnect
         self._attempt = AttemptState(identity.node)
         self._activity = ActivityMeter()
         self._commands = Commands(
@@ -241,6 +243,7 @@ class Node:
             address=identity.address,
             job=identity.job,
             pid=os.getpid(),
+            agent_id=self._agent_id,
             nproc_per_node=identity.nproc_per_node,
             nnodes=identity.nnodes,
             min_nnodes=identity.min_nnodes,

@@ -210,7 +210,8 @@ class Hello:
     image, -1 for none. `node_rank` and `world_nodes` are then those of that attempt. On `devices` its ranks
     take turns where the hub wants nothing else, 0: each has one. `replays` says what it trains where training
     is replayed: "own" for the project's own, "command" for what it was given, "" for nothing. `gpu_count` is
-    how many GPUs its ranks may use, also where NVML, which alone tells `gpus`, is not there.
+    how many GPUs its ranks may use, also where NVML, which alone tells `gpus`, is not there. `agent_id` is a
+    random word of the agent's process, "" from an older agent. In a container every agent has `pid` 1.
     """
 
     node: str
@@ -240,6 +241,7 @@ class Hello:
     devices: int = 0
     replays: Literal["", "own", "command"] = ""
     gpu_count: int = 0
+    agent_id: str = ""
 
 
 NOT_READ = -2

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from pulsetrain.protocol.messages import Held
 from pulsetrain.recovery import faults, restart_cost, standby_care, survivors, world
+from pulsetrain.recovery.agent_process import AgentProcess
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.resizing import Nodes, other_size, size_now
@@ -87,16 +88,16 @@ def awaits_world(job: JobState, quiet_s: float) -> bool:
     """
     before = job.members.before
     away = before is not None and any(
-        name not in job.members.nodes and not _was_evicted(job, name, pid)
-        for name, pid in zip(before.nodes, before.pids, strict=True)
+        name not in job.members.nodes and not _was_evicted(job, name, agent)
+        for name, agent in before.agents()
     )
     return away and quiet_s <= job.services.policy.adopt_timeout_s
 
 
-def _was_evicted(job: JobState, node: str, pid: int) -> bool:
+def _was_evicted(job: JobState, node: str, agent: AgentProcess) -> bool:
     """Whether an earlier hub has evicted this agent."""
     past = job.remembered.get(node)
-    return past is not None and bool(past.evicted) and past.pid == pid
+    return past is not None and bool(past.evicted) and past.agent.is_same(agent)
 
 
 def short_s(job: JobState) -> float:

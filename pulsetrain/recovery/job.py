@@ -37,7 +37,7 @@ from pulsetrain.recovery.job_loop import JobLoop
 from pulsetrain.recovery.link_checks import LinkOptions, LinkReport
 from pulsetrain.recovery.move_preview import MovePreview, preview
 from pulsetrain.recovery.move_request import MoveRequest
-from pulsetrain.recovery.nodes import GONE, Node, NodeState, Send
+from pulsetrain.recovery.nodes import GONE, Node, NodeState, Send, agent_of
 from pulsetrain.recovery.snapshot import JobSnapshot, snapshot
 from pulsetrain.recovery.state import JobState, Services
 from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
@@ -125,12 +125,13 @@ class Job:
         if self._state.members.nodes:
             sharing.check_tier(hello.tier, self.sharing.tier, hello.node)
         node = self._state.members.nodes.get(hello.node)
-        if node is not None and node.connected and node.hello.pid != hello.pid:
+        same_agent = node is not None and node.agent.is_same(agent_of(hello))
+        if node is not None and node.connected and not same_agent:
             raise UsageError(
                 f"node {hello.node!r} is already connected (pid {node.hello.pid}); give --node another name"
             )
         self._joined_s = self._services.clock.monotonic_s()
-        if node is None or node.state in GONE or node.hello.pid != hello.pid:
+        if node is None or node.state in GONE or not same_agent:
             return self._join(hello, send, node)
         node.reconnect(hello, send, self._joined_s)
         if self._state.phase is Phase.PREEMPTED:
@@ -152,7 +153,7 @@ class Job:
         if state.phase is not Phase.FORMING and state.replacements.joined():
             state.keep_replacements()
         background = self._services.background
-        if past is not None and past.evicted and past.pid == hello.pid:
+        if past is not None and past.evicted and past.agent.is_same(node.agent):
             background.once("dismiss", actions.dismiss_node(state, node, past.evicted, "controller"))
         elif not late_ranks.take_note(state, node) and node.busy and state.phase is not Phase.FORMING:
             background.once("clear", actions.clear_node(state, node))

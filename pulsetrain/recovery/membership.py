@@ -223,9 +223,11 @@ class Membership:
 
     def survived(self) -> bool:
         """Whether an agent of the earlier hub's world is here: it is the same run of the job."""
-        before = self.before
-        agents = set(zip(before.nodes, before.pids, strict=True)) if before is not None else set()
-        return any((node.name, node.hello.pid) in agents for node in self.present())
+        for name, agent in self.before.agents() if self.before is not None else ():
+            node = self.nodes.get(name)
+            if node is not None and node.state not in GONE and node.agent.is_same(agent):
+                return True
+        return False
 
     def _was(self, node_rank: int, attempt: int) -> str:
         """The node that ran `node_rank` in `attempt`, "" where that is not known or it runs other ranks."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import Protocol
+
+from pulsetrain.recovery.agent_process import AgentProcess
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeMemory:
-    """One node that was evicted, or that may not be promoted. `pid` is its agent's.
+    """One node that was evicted, or that may not be promoted. `pid` and `agent_id` are its agent's.
 
     `evicted` is the reason of the eviction and `evicted_by` who wanted it, "" where it was not evicted.
     `cordon` and `probation_s` are those of the `Node`.
@@ -20,6 +23,12 @@ class NodeMemory:
     evicted_by: str = ""
     cordon: str = ""
     probation_s: float = 0.0
+    agent_id: str = ""
+
+    @property
+    def agent(self) -> AgentProcess:
+        """The process of its agent."""
+        return AgentProcess(self.pid, self.agent_id)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +69,18 @@ class RestartMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class WorldMemory:
-    """The newest attempt, its nodes by node rank, and the pids of their agents."""
+    """The newest attempt, its nodes by node rank, and the pids and ids of their agents."""
 
     attempt: int
     nodes: Sequence[str]
     pids: Sequence[int]
+    agent_ids: Sequence[str] = ()  # of an older hub: none
+
+    def agents(self) -> Iterator[tuple[str, AgentProcess]]:
+        """Each node with the process of its agent."""
+        ids = chain(self.agent_ids, repeat(""))
+        for name, pid, agent_id in zip(self.nodes, self.pids, ids, strict=False):
+            yield name, AgentProcess(pid, agent_id)
 
 
 @dataclass(frozen=True, kw_only=True)

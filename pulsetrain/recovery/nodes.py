@@ -10,6 +10,7 @@ from enum import StrEnum
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.protocol.late_rows import column
 from pulsetrain.protocol.messages import LOAD_CPU_S, Command, Heartbeat, Hello, Leaving, Reply, Start, encode
+from pulsetrain.recovery.agent_process import AgentProcess
 
 Send = Callable[[str], Awaitable[None]]
 Key = tuple[str, str]
@@ -101,6 +102,11 @@ class Node:
         return self.connected and self.state not in GONE
 
     @property
+    def agent(self) -> AgentProcess:
+        """The process of its agent."""
+        return agent_of(self.hello)
+
+    @property
     def busy(self) -> bool:
         """Whether its last hello says that it runs ranks, or brings them back from an image."""
         return self.hello.attempt >= 0 or self.hello.restoring >= 0
@@ -188,6 +194,11 @@ class Node:
     def load_cpu_s(self) -> float:
         """Processor time that its agent has used to load checkpoints, by its last heartbeat."""
         return self.heartbeat.gauges.get(LOAD_CPU_S, 0.0) if self.heartbeat is not None else 0.0
+
+
+def agent_of(hello: Hello) -> AgentProcess:
+    """The process that says `hello`."""
+    return AgentProcess(hello.pid, hello.agent_id)
 
 
 class _Patience:

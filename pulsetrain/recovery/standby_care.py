@@ -44,7 +44,8 @@ def welcome(job: JobState, node: Node, past: NodeMemory | None) -> None:
     node.checked_s = node.clean_since_s = now_s
     held = job.phase is Phase.PREEMPTED and not job.members.world  # it was not launched yet by this hub
     forming = job.phase is Phase.FORMING or held
-    other_run = past is None or (past.pid != node.hello.pid and not _had_to_go(past))
+    same_agent = past is not None and past.agent.is_same(node.agent)
+    other_run = past is None or not (same_agent or _had_to_go(past))
     if job.services.policy.observe_only or (forming and other_run):
         return
     if not forming:
@@ -53,7 +54,7 @@ def welcome(job: JobState, node: Node, past: NodeMemory | None) -> None:
         return
     if past.cordon:
         node.cordon, node.probation_s = past.cordon, past.probation_s
-    elif past.evicted_by == "controller" and not (forming and past.pid == node.hello.pid):
+    elif past.evicted_by == "controller" and not (forming and same_agent):
         node.cordon = f"{PROBATION}it was evicted for {past.evicted}"
         node.probation_s = job.services.policy.probation_s
         job.write("probation", {"reason": past.evicted, "seconds": node.probation_s}, node=node.name)

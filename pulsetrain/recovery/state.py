@@ -10,6 +10,7 @@ from typing import Protocol
 
 from pulsetrain.core.clock import Clock
 from pulsetrain.protocol.messages import Command, Reply
+from pulsetrain.recovery.agent_process import AgentProcess
 from pulsetrain.recovery.arithmetic_suspicion import ArithmeticSuspicions
 from pulsetrain.recovery.attempt import Attempt
 from pulsetrain.recovery.back_off import BackOff, BackOffLimits
@@ -40,6 +41,7 @@ from pulsetrain.recovery.world_sizes import WorldSizes
 
 SOON_STEPS = 5  # after the step that was restored. A failure so soon may be the checkpoint's own.
 NEVER_ASKED = (-2, -1)  # no attempt has this number
+NO_AGENT = AgentProcess(0, "")
 BUSY_NS = 10_000_000_000  # a rank whose last sign of work is younger than that works
 
 
@@ -158,9 +160,14 @@ class JobState:
     def keep_world(self) -> None:
         """A new hub must know who runs which ranks of which attempt."""
         names = [member.node for member in self.members.world]
-        agents = {node.name: node.hello.pid for node in self.members.world_nodes()}
-        pids = [agents.get(name, 0) for name in names]
-        memory = WorldMemory(attempt=self.attempt.number, nodes=names, pids=pids)
+        known = {node.name: node.agent for node in self.members.world_nodes()}
+        agents = [known.get(name, NO_AGENT) for name in names]
+        memory = WorldMemory(
+            attempt=self.attempt.number,
+            nodes=names,
+            pids=[agent.pid for agent in agents],
+            agent_ids=[agent.id for agent in agents],
+        )
         self.services.memory.world(self.name, memory)
 
     def keep_size(self) -> None:
@@ -179,11 +186,11 @@ class JobState:
 
     def remember(self, node: Node) -> None:
         """Keep that a node was evicted, or is under a cordon."""
-        pid = node.hello.pid
+        memory = NodeMemory(pid=node.agent.pid, agent_id=node.agent.id)
         if node.state is NodeState.EVICTED:
-            memory = NodeMemory(pid=pid, evicted=node.reason, evicted_by=node.evicted_by)
+            memory = replace(memory, evicted=node.reason, evicted_by=node.evicted_by)
         else:
-            memory = NodeMemory(pid=pid, cordon=node.cordon, probation_s=node.probation_s)
+            memory = replace(memory, cordon=node.cordon, probation_s=node.probation_s)
         self.remembered[node.name] = memory
         self.services.memory.node(self.name, node.name, memory)
 

@@ -22,14 +22,19 @@ def hub():
     hub.down()
 
 
-@pytest.fixture
-def node(hub):
+def made(hub):
     parts = NodeParts(
         ranks=FakeRanks, zygotes=FakeZygotes(), checkpoints=FakeCheckpoints(), recorder=FakeRecorder()
     )
     address = HubAddress(url=hub.url, token=TOKEN)
     node = Node(IDENTITY, address, parts, on_rank_exit=print, on_leave=lambda command, send_reply: None)
     node.recorder, node.checkpoints = parts.recorder, parts.checkpoints
+    return node
+
+
+@pytest.fixture
+def node(hub):
+    node = made(hub)
     yield node
     node.close()
 
@@ -59,7 +64,22 @@ def test_a_hub_that_comes_back_learns_the_ranks_and_who_has_ended(hub, node):
     hub.received.clear()
     hub.up()
     assert hub.wait(RankExit).rank == 7
-    assert hub.wait(Hello).attempt == 2
+    again = hub.wait(Hello)
+    assert (again.attempt, again.agent_id) == (2, hello.agent_id)
+
+
+def test_each_agent_chooses_an_id_of_its_own(hub, node):
+    node.link.start()
+    node.link.introduce()
+    first = hub.wait(Hello)
+    hub.received.clear()
+    other = made(hub)
+    other.link.start()
+    other.link.introduce()
+    second = hub.wait(Hello)
+    other.close()
+    assert first.pid == second.pid
+    assert len({first.agent_id, second.agent_id, ""}) == 3
 
 
 def test_a_hub_that_comes_during_a_restore_learns_what_is_restored_and_no_ranks(hub, node, monkeypatch):

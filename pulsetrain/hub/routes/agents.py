@@ -124,6 +124,8 @@ def _hello(text: str) -> Hello:
         value = getattr(message, name)
         if not 0 < len(value) <= LONGEST_NAME or not value.isprintable():
             raise CorruptData(f"{name} {value[:40]!r}: allowed: 1 to {LONGEST_NAME} printable characters")
+    if len(message.agent_id) > LONGEST_NAME:
+        raise CorruptData(f"agent_id {message.agent_id[:40]!r}: allowed: up to {LONGEST_NAME} characters")
     for name, (least, most) in _LIMITS.items():
         value = getattr(message, name)
         if not least <= value <= most:

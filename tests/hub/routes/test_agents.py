@@ -95,6 +95,7 @@ def test_without_the_token_nobody_is_accepted():
         ("no json", None, "not a control message"),
         (encode(hello()), UsageError("already connected"), "already connected"),
         (encode(replace(hello(), node="")), None, "node '': allowed: 1 to 255 printable characters"),
+        (encode(replace(hello(), agent_id="x" * 256)), None, "allowed: up to 255 characters"),
         (encode(replace(hello(), job="a\nb")), None, "job 'a\\nb': allowed"),
         (encode(replace(hello(), node="x" * 256)), None, "node 'xxxx"),
         (encode(replace(hello(), nnodes=1 << 62)), None, "nnodes 4611686018427387904: allowed: 1 to"),
