@@ -57,8 +57,8 @@ class SlurmScheduler:
         self._config, self._run = config, run
         self._environ = {k: v for k, v in environ.items() if not k.startswith("SLURM") or k in KEPT}
 
-    def drain(self, node: str, reason: str) -> str:
-        """See `Scheduler.drain`."""
+    def drain(self, node: str, reason: str, *, job: str) -> str:
+        """See `Scheduler.drain`. Slurm lets all jobs on a drained node go on."""
         name = checked_name(node)
         state, why = self._node(name)
         if "DRAIN" in state:

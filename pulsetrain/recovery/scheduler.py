@@ -26,7 +26,8 @@ class SchedulerConfig:
     kind: str = NONE
     """Who owns the machines: none, slurm or kubernetes. A node that is evicted for a fault of its machine is
     drained there, and a replacement is submitted where a job lacks a node. With kubernetes the node is
-    cordoned, its pods are evicted, and the replacement is a pod of the PulsetrainJob's template."""
+    cordoned, pods of the job there are evicted, and the replacement is a pod of the PulsetrainJob's
+    template."""
     template: str = ""
     """Slurm: batch script of a replacement, which runs `pulsetrain agent --standby`. Empty: there is none.
 
@@ -93,8 +94,11 @@ class Scheduler(Protocol):
         """As people call it, "" for none."""
         ...
 
-    def drain(self, node: str, reason: str) -> str:
-        """Nothing new may be started on this node. What somebody else has drained stays as it is."""
+    def drain(self, node: str, reason: str, *, job: str) -> str:
+        """Nothing new may be started on this node, and `job` leaves it. Other jobs there go on.
+
+        What somebody else has drained stays as it is.
+        """
         ...
 
     def give_back(self, node: str) -> str:
@@ -111,7 +115,7 @@ class NoScheduler:
 
     name = ""
 
-    def drain(self, node: str, reason: str) -> str:
+    def drain(self, node: str, reason: str, *, job: str) -> str:
         """See `Scheduler.drain`."""
         return "no scheduler"
 

@@ -17,7 +17,7 @@ from pulsetrain.recovery.transitions import Phase
 def drain(job: JobState, node: str, reason: str) -> None:
     """Nothing new is to be started on a node that was evicted."""
     scheduler = job.services.scheduler.scheduler
-    _begin(job, What.DRAIN, partial(scheduler.drain, node, reason), node)
+    _begin(job, What.DRAIN, partial(scheduler.drain, node, reason, job=job.name), node)
 
 
 def give_back(job: JobState, node: str) -> None:

@@ -135,10 +135,10 @@ def test_a_job_that_somebody_cancels_is_not_queued_again(slurm, tmp_path):
 
 def test_a_node_is_drained_once_and_given_back_only_by_who_drained_it(slurm):
     scheduler = SlurmScheduler(SchedulerConfig(kind="slurm"), slurm.env)
-    assert "is drained" in scheduler.drain("n5", 'gpu_lost: "GPU-1"\nis lost')
+    assert "is drained" in scheduler.drain("n5", 'gpu_lost: "GPU-1"\nis lost', job="j")
     state, reason = slurm.node("n5")
     assert ("DRAIN" in state, reason) == (True, "pulsetrain: gpu_lost: GPU-1 is lost")
-    assert "drained already" in scheduler.drain("n5", "again")
+    assert "drained already" in scheduler.drain("n5", "again", job="j")
     assert slurm.node("n5")[1] == reason
     scheduler.give_back("n5")
     assert "DRAIN" not in slurm.node("n5")[0]
@@ -146,7 +146,7 @@ def test_a_node_is_drained_once_and_given_back_only_by_who_drained_it(slurm):
     assert scheduler.give_back("n5") == "n5 stays drained: a new fan"
     slurm.run("scontrol", "update", "NodeName=n5", "State=RESUME")
     with pytest.raises(Unavailable, match="n9"):
-        scheduler.drain("n9", "not there")
+        scheduler.drain("n9", "not there", job="j")
 
 
 def test_a_hub_that_is_killed_comes_back_and_heals_what_fails_after_it(slurm, tmp_path):

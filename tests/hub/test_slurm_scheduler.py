@@ -22,7 +22,7 @@ def scheduler(slurm, environ=None, **config):
 
 def test_a_node_is_drained_with_the_reason_on_one_line():
     slurm = FakeSlurm()
-    scheduler(slurm).drain("gpu-07", 'Xid 79:\n "fallen off" the bus')
+    scheduler(slurm).drain("gpu-07", 'Xid 79:\n "fallen off" the bus', job="j")
     assert slurm.commands[-1] == [
         "scontrol", "update", "NodeName=gpu-07", "State=DRAIN",
         "Reason=pulsetrain: Xid 79: fallen off the bus",
@@ -31,20 +31,20 @@ def test_a_node_is_drained_with_the_reason_on_one_line():
 
 def test_a_reason_is_not_long():
     slurm = FakeSlurm()
-    scheduler(slurm).drain("a", "x" * 10_000)
+    scheduler(slurm).drain("a", "x" * 10_000, job="j")
     assert len(slurm.reason) < 200
 
 
 def test_what_somebody_else_has_drained_keeps_its_reason():
     slurm = FakeSlurm("MIXED+DRAIN", "a new fan")
-    assert scheduler(slurm).drain("a", "gpu") == "a was drained already: a new fan"
+    assert scheduler(slurm).drain("a", "gpu", job="j") == "a was drained already: a new fan"
     assert scheduler(slurm).give_back("a") == "a stays drained: a new fan"
     assert all("show" in command for command in slurm.commands)
 
 
 def test_what_was_drained_here_is_given_back():
     slurm = FakeSlurm()
-    scheduler(slurm).drain("a", "gpu")
+    scheduler(slurm).drain("a", "gpu", job="j")
     scheduler(slurm).give_back("a")
     assert slurm.commands[-1] == ["scontrol", "update", "NodeName=a", "State=RESUME"]
     assert scheduler(slurm).give_back("a") == "a was not drained"
@@ -53,7 +53,7 @@ def test_what_was_drained_here_is_given_back():
 def test_words_may_be_before_and_behind_the_programs():
     slurm = FakeSlurm()
     both = scheduler(slurm, scontrol="sudo -n scontrol", sbatch="sbatch --partition 'big gpus'")
-    both.drain("a", "gpu")
+    both.drain("a", "gpu", job="j")
     both.replace(NodeRequest(job="j", nnodes=4, least=4))
     assert slurm.commands[0][:3] == ["sudo", "-n", "scontrol"]
     assert slurm.commands[-1][:3] == ["sbatch", "--partition", "big gpus"]
@@ -97,7 +97,7 @@ def test_the_hubs_own_place_in_slurm_is_not_that_of_the_replacement():
 def test_a_name_that_slurm_would_read_as_more_than_one_node_is_refused(name):
     slurm = FakeSlurm()
     for call in (
-        lambda: scheduler(slurm).drain(name, "gpu"),
+        lambda: scheduler(slurm).drain(name, "gpu", job="j"),
         lambda: scheduler(slurm).give_back(name),
     ):
         with pytest.raises(UsageError, match="no name of a Slurm node"):

@@ -146,8 +146,8 @@ class FakeScheduler:
             raise Unavailable(self.error)
         return " ".join(map(str, request))
 
-    def drain(self, node, reason):
-        return self._take("drain", node, reason)
+    def drain(self, node, reason, *, job):
+        return self._take("drain", node, reason, job)
 
     def give_back(self, node):
         return self._take("give_back", node)

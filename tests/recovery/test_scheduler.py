@@ -31,7 +31,7 @@ REFUSING = {
 def each(scheduler):
     request = NodeRequest(job="j", nnodes=2, least=2, exclude=("n1",))
     return (
-        lambda: scheduler.drain("n1", "fan failed"),
+        lambda: scheduler.drain("n1", "fan failed", job="j"),
         lambda: scheduler.give_back("n1"),
         lambda: scheduler.replace(request),
     )

@@ -36,7 +36,7 @@ def test_a_node_that_is_evicted_for_its_machine_is_drained_with_the_reason():
         fleet.controller.jobs["j"].observe((), [trouble("b", "evict_now")])
         await fleet.settle()
         assert fleet.node("b").state is NodeState.EVICTED
-        assert scheduler.asked == [("drain", "b", "b/GPU-1 is lost")]
+        assert scheduler.asked == [("drain", "b", "b/GPU-1 is lost", "j")]
         event = fleet.journal.last("drained")
         assert (event["node"], event["detail"]["scheduler"]) == ("b", "Fake")
 
@@ -53,7 +53,7 @@ def test_an_eviction_by_a_person_drains_only_if_asked():
         assert (fleet.node("b").state, scheduler.asked) == (NodeState.EVICTED, [])
         await fleet.controller.evict("y", "fan", "eve", drain=True)
         await fleet.settle()
-        assert scheduler.asked[0] == ("drain", "y", "evicted by eve: fan")
+        assert scheduler.asked[0] == ("drain", "y", "evicted by eve: fan", "j")
 
     run(scenario)
 
@@ -64,7 +64,7 @@ def test_a_standby_that_a_person_evicts_is_drained_if_asked():
         fleet = await fleet_under(scheduler)
         await fleet.controller.evict("z", "fan", "eve", drain=True)
         await fleet.settle()
-        assert scheduler.asked == [("drain", "z", "fan")]
+        assert scheduler.asked == [("drain", "z", "fan", "j")]
 
     run(scenario)
 

@@ -21,6 +21,7 @@ from pulsetrain.hub.kubernetes.objects import (
     TAINT,
     annotations_of,
     checked_name,
+    labels_of,
     name_of,
 )
 from pulsetrain.hub.kubernetes.pods import ending, over, pod_of
@@ -46,8 +47,8 @@ class KubernetesScheduler:
         self._config, self._api = config, api
         self._clock, self._sleep = clock or SystemClock(), sleep
 
-    def drain(self, node: str, reason: str) -> str:
-        """See `Scheduler.drain`. Pods of jobs on the node are evicted, with respect to disruption budgets.
+    def drain(self, node: str, reason: str, *, job: str) -> str:
+        """See `Scheduler.drain`. The job's pods on the node are evicted, with respect to disruption budgets.
 
         One that a budget protects is tried again for `timeout_s`.
         """
@@ -56,7 +57,7 @@ class KubernetesScheduler:
         until_s = self._clock.monotonic_s() + self._config.timeout_s
         evicted = []
         for pod in self._api.list(PODS, labels=JOB_LABEL, fields=f"spec.nodeName={node}").items:
-            if over(pod) or ending(pod):
+            if labels_of(pod).get(JOB_LABEL) != job or over(pod) or ending(pod):
                 continue
             refusal = self._evict(name_of(pod), until_s)
             if refusal:

@@ -44,10 +44,10 @@ def n1(cluster):
     cluster.create("nodes", "", node("n1", taints=[OTHER]))
 
 
-def start(cluster, name, at="n1", labels=None):
+def start(cluster, name, at="n1", labels=None, job="gpt"):
     spec = {"containers": [{"name": "agent", "image": "i"}], "nodeName": at}
     item = {
-        "metadata": {"name": name, "labels": {JOB_LABEL: "gpt"} if labels is None else labels},
+        "metadata": {"name": name, "labels": {JOB_LABEL: job} if labels is None else labels},
         "spec": spec,
     }
     cluster.create("pods", "train", item)
@@ -68,7 +68,7 @@ def test_a_node_is_cordoned_with_the_reason_and_its_pods_of_jobs_are_evicted(api
     start(cluster, "gpt-0")
     start(cluster, "gpt-1", at="n2")
     start(cluster, "dns", labels={})
-    said = scheduler.drain("n1", "Xid 79:\n fallen off the bus")
+    said = scheduler.drain("n1", "Xid 79:\n fallen off the bus", job="gpt")
     assert said == "n1 is cordoned: Xid 79: fallen off the bus, evicted: gpt-0"
     now = api.get(NODES, "n1")
     assert now["spec"]["unschedulable"] is True
@@ -79,9 +79,20 @@ def test_a_node_is_cordoned_with_the_reason_and_its_pods_of_jobs_are_evicted(api
 
 
 @pytest.mark.usefixtures("n1")
+def test_pods_of_other_jobs_on_the_node_train_on(api, cluster, scheduler):
+    start(cluster, "a-0", job="a")
+    start(cluster, "b-0", job="b")
+    assert scheduler.drain("n1", "gpu", job="a") == "n1 is cordoned: gpu, evicted: a-0"
+    assert names(cluster) == ["b-0"]
+    assert api.get(NODES, "n1")["spec"]["unschedulable"] is True
+    assert scheduler.drain("n1", "gpu", job="team/c") == "n1 was cordoned already: gpu"  # no label's value
+    assert names(cluster) == ["b-0"]
+
+
+@pytest.mark.usefixtures("n1")
 def test_a_machine_that_is_good_again_is_uncordoned(api, scheduler):
     before = api.get(NODES, "n1")["spec"]
-    scheduler.drain("n1", "gpu")
+    scheduler.drain("n1", "gpu", job="gpt")
     assert scheduler.give_back("n1") == "n1 is not cordoned any more"
     now = api.get(NODES, "n1")
     assert now["spec"] == before
@@ -91,7 +102,7 @@ def test_a_machine_that_is_good_again_is_uncordoned(api, scheduler):
 
 def test_what_somebody_else_has_cordoned_stays_as_it_is(api, cluster, scheduler):
     before = cluster.create("nodes", "", node("n1", unschedulable=True))
-    assert scheduler.drain("n1", "gpu") == "n1 was cordoned already: somebody else did"
+    assert scheduler.drain("n1", "gpu", job="gpt") == "n1 was cordoned already: somebody else did"
     assert scheduler.give_back("n1") == "n1 was not cordoned by Pulsetrain"
     assert api.get(NODES, "n1") == before
 
@@ -106,7 +117,7 @@ def test_a_taint_that_somebody_else_adds_at_the_same_moment_is_kept(api, server,
             next(once, lambda: None)()
 
     server.fails = meanwhile
-    scheduler.drain("n1", "gpu")
+    scheduler.drain("n1", "gpu", job="gpt")
     keys = [t["key"] for t in api.get(NODES, "n1")["spec"]["taints"]]
     assert keys == ["nvidia.com/gpu", "maintenance", "pulsetrain.io/evicted"]
 
@@ -116,7 +127,7 @@ def test_an_eviction_that_a_budget_refuses_is_tried_again_until_it_is_allowed(cl
     start(cluster, "gpt-0")
     protect(cluster, least=1)
     time.meanwhile = lambda: len(time.slept) == 3 and start(cluster, "gpt-1", at="n2")
-    assert scheduler.drain("n1", "gpu").endswith("evicted: gpt-0")
+    assert scheduler.drain("n1", "gpu", job="gpt").endswith("evicted: gpt-0")
     assert names(cluster) == ["gpt-1"]
     assert time.slept == [0.25, 0.5, 1.0]
 
@@ -126,7 +137,7 @@ def test_an_eviction_that_is_never_allowed_ends_and_the_node_stays_cordoned(api,
     start(cluster, "gpt-0")
     protect(cluster, least=1)
     with pytest.raises(Unavailable, match=r"n1 is cordoned: gpu, but pod gpt-0 is not evicted: .*budget"):
-        scheduler.drain("n1", "gpu")
+        scheduler.drain("n1", "gpu", job="gpt")
     assert time.now_s <= 20
     assert api.get(NODES, "n1")["spec"]["unschedulable"] is True
 
@@ -138,7 +149,7 @@ def test_a_pod_whose_agent_ends_by_itself_needs_no_eviction(cluster, scheduler, 
     time.meanwhile = lambda: cluster.patch(
         "pods", "train", "gpt-0", {"status": {"phase": "Failed"}}, status=True
     )
-    scheduler.drain("n1", "gpu")
+    scheduler.drain("n1", "gpu", job="gpt")
     assert len(time.slept) == 1
 
 
@@ -164,9 +175,9 @@ def test_a_job_without_a_template_gets_no_pod(api, cluster, scheduler):
 
 def test_what_cannot_be_done_is_one_line(server, cluster, scheduler):
     with pytest.raises(NotFound, match='"n9" not found'):
-        scheduler.drain("n9", "gpu")
+        scheduler.drain("n9", "gpu", job="gpt")
     with pytest.raises(UsageError):
-        scheduler.drain("n1/../n2", "gpu")
+        scheduler.drain("n1/../n2", "gpu", job="gpt")
     server.fails = lambda method, path: Refused(403, "Forbidden", 'nodes "n1" is forbidden')
     with pytest.raises(AuthError, match="is forbidden"):
         scheduler.give_back("n1")
