@@ -15,7 +15,13 @@ from pulsetrain.checkpoint.peers.client import PeerClient
 from pulsetrain.checkpoint.peers.replicas import ANY, Replicas, Snapshot
 from pulsetrain.checkpoint.storage.manifest import Checkpoints, Manifest, Segment
 from pulsetrain.checkpoint.storage.shards import Reads, Shards, readers
-from pulsetrain.core.errors import CheckpointError, CorruptData, PulsetrainError, Unrestorable
+from pulsetrain.core.errors import (
+    CheckpointError,
+    CorruptData,
+    MemoryShort,
+    PulsetrainError,
+    Unrestorable,
+)
 
 Connect = Callable[[str], PeerClient]
 
@@ -59,7 +65,7 @@ class Restorer:
                 info = self._fetch(name, fd, rank, step)
             except (PulsetrainError, OSError) as error:
                 reasons.append(f"{name}: {error}")
-                away = away or not isinstance(error, CheckpointError | CorruptData)
+                away = away or not _answered(error)
                 self._events.event(
                     "restore_fallthrough", {"step": step, "source": name, "error": str(error)}, rank=rank
                 )
@@ -208,6 +214,11 @@ class Restorer:
         self._events.stage("read", "storage", rank=rank, step=step, size=reads.storage, duration_ns=took_ns)
         detail = {"step": step, "storage_bytes": reads.storage, "peer_bytes": reads.peers}
         self._events.event("restore_read", detail | {"shared_bytes": reads.here}, rank=rank)
+
+
+def _answered(error: Exception) -> bool:
+    """Whether it says that the source does not have the step, and not only that it cannot be fetched now."""
+    return isinstance(error, CheckpointError | CorruptData) and not isinstance(error, MemoryShort)
 
 
 def order(source: str, peers: Iterable[str]) -> tuple[str, ...]:

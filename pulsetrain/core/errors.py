@@ -57,6 +57,10 @@ class CheckpointError(PulsetrainError):
     """A checkpoint could not be saved or restored."""
 
 
+class MemoryShort(CheckpointError):
+    """There is no memory for a checkpoint now. The message holds the numbers."""
+
+
 class WorldNeeded(CheckpointError):
     """This node needs nodes of the world that it was not told."""
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pulsetrain.checkpoint.checkpointer import Checkpointer
-from pulsetrain.checkpoint.memory.arena import ArenaReader, create_arena
+from pulsetrain.checkpoint.memory.arena import ArenaReader, ArenaWriter, create_arena
 from pulsetrain.core.errors import CheckpointError, CorruptData
 from tests.checkpoint.trainers import wait_until
 
@@ -136,6 +136,17 @@ def test_the_copy_beside_forward_and_backward_is_as_of_the_saved_step(fd):
     again = Training(fd, restore_step=3)
     again.checkpointer.restore()
     assert again.digest() == expected
+
+
+def test_training_goes_on_where_memory_is_too_short_for_a_save(fd):
+    training = Training(fd)
+    training.checkpointer._arena = ArenaWriter(fd, lambda: 1000)
+    training.step()
+    result = training.checkpointer.save(1)
+    assert not result
+    assert "MB more memory, 0.0 MB are left" in result.status
+    assert ArenaReader(fd).skip_count == 1
+    training.step()
 
 
 def test_training_waits_for_peers_only_with_a_lag_and_only_once(fd, monkeypatch):

@@ -20,10 +20,11 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from pulsetrain.checkpoint.memory.blocks import DIGEST_BYTES, blocks, checksum, digests, most_blocks
 from pulsetrain.checkpoint.memory.header_page import HeaderPage, unpack_slot, write_empty_page
+from pulsetrain.checkpoint.memory.memory_left import MemoryLeft, memory_left
 from pulsetrain.checkpoint.memory.slot_memory import SlotMemory, slot_offset
 from pulsetrain.checkpoint.memory.slots import (
     DURABLE,
@@ -37,6 +38,7 @@ from pulsetrain.checkpoint.memory.slots import (
     payload_offset,
     slots_for,
 )
+from pulsetrain.core.errors import MemoryShort
 
 
 def create_arena() -> int:
@@ -49,11 +51,15 @@ def create_arena() -> int:
 class Arena(HeaderPage):
     """What reader and writer share: the header page and the mapped slots."""
 
-    def __init__(self, fd: int) -> None:
-        """Raises `CorruptData` where `fd` is not an arena of this version."""
+    def __init__(self, fd: int, left: MemoryLeft = memory_left) -> None:
+        """`left` says how much memory there is for new slots.
+
+        Raises `CorruptData` where `fd` is not an arena of this version.
+        """
         super().__init__(fd)
         self.fd = fd
-        self._memory = SlotMemory(fd)
+        self._memory = SlotMemory(fd, left)
+        self._beginning = threading.Lock()
         self._read_last: dict[int, tuple[bytes, SlotInfo]] = {}  # slot -> raw header and what it says
 
     def published(self) -> list[SlotInfo]:
@@ -214,7 +220,10 @@ class SlotWriter:
         self.blocked_ns = 0
 
     def prefault(self) -> None:
-        """Fault in the pages of a slot that was just grown, all at once and without the GIL."""
+        """Fault in the pages of a slot that was just grown, all at once and without the GIL.
+
+        Raises `MemoryShort`. What it took is free again then.
+        """
         self._populate(self.slot)
 
     def commit(self) -> SlotInfo:
@@ -240,24 +249,29 @@ class ArenaWriter(Arena):
         regions = []
         for slot in range(slots_for(total_bytes)):
             regions.append(self._memory.grown(slot, need))
-            self._memory.populate(slot)
+            try:
+                self._memory.populate(slot)
+            except MemoryShort:
+                with self._beginning:
+                    if not self.sequence(slot):  # nobody has written to it
+                        self._memory.give_back(slot)
+                raise
         return regions
 
     def begin(self, header: Header) -> SlotWriter | None:
         """Take a slot for the checkpoint. None where every slot is pinned until the agent takes it.
 
-        Raises `CheckpointError` where the arena cannot grow to hold it.
+        Where memory is short, the next best slot that needs no more of it is taken. Raises `MemoryShort`
+        where there is none, and `CheckpointError` where the arena cannot grow.
         """
-        slot = self._free_slot(header.total_bytes)
-        if slot is None:
+        begun = self._begin_in(self._free_slots(header.total_bytes), header)
+        if begun is None:
             return None
-        seq = self.sequence(slot)
-        self.set_sequence(slot, seq + 2 if seq & 1 else seq + 1)
-        region = self._memory.grown(slot, header.total_bytes + _digests_bytes(header))
+        slot, region = begun
         used = header.layout_bytes + header.values_bytes
         padding = payload_offset(header.layout_bytes, header.values_bytes) - used
         region[used : used + padding] = bytes(padding)  # equal states have equal bytes
-        return SlotWriter(slot, header, region, populate=self._memory.populate, commit=self._commit)
+        return SlotWriter(slot, header, region, populate=self._populate, commit=self._commit)
 
     def skip(self, step: int, reason: str) -> None:
         """Count a save that did not happen, where the agent sees it."""
@@ -270,10 +284,35 @@ class ArenaWriter(Arena):
         for info in self.published():
             self.invalidate(info)
 
-    def _free_slot(self, total: int) -> int | None:
-        """An empty slot, else the oldest. Slots that are shared or kept come after all others. While one
-        checkpoint is written to storage, others that wait for that come last: to go on in memory matters
-        more.
+    def _begin_in(self, slots: Iterable[int], header: Header) -> tuple[int, mmap.mmap] | None:
+        """The first of the slots that there is memory for. None where there are no slots."""
+        short: MemoryShort | None = None
+        for slot in slots:
+            with self._beginning:
+                try:
+                    region = self._memory.grown(slot, header.total_bytes + _digests_bytes(header))
+                except MemoryShort as error:
+                    short = short or error
+                    continue
+                seq = self.sequence(slot)
+                self.set_sequence(slot, seq + 2 if seq & 1 else seq + 1)
+                return slot, region
+        if short is not None:
+            raise short
+        return None
+
+    def _populate(self, slot: int) -> None:
+        try:
+            self._memory.populate(slot)
+        except MemoryShort:
+            self._memory.give_back(slot)
+            raise
+
+    def _free_slots(self, total: int) -> list[int]:
+        """The slots that may be written, best first: an empty one, else the oldest.
+
+        Slots that are shared or kept come after all others. While one checkpoint is written to storage,
+        others that wait for that come last: to go on in memory matters more.
 
         Never the newest checkpoint, nor one that is sent or written to storage, nor a durable one that waits.
         There are `slots_for` the size to choose from, plus one while any is pinned, one while any is being
@@ -293,7 +332,7 @@ class ArenaWriter(Arena):
         used = {slot for slot in range(MAX_SLOTS) if self.sequence(slot)}
         free = [slot for slot in {*range(slots), *used} if slot not in kept]
         last = shared | replicated
-        return min(free, key=lambda slot: (slot in waiting, slot in last, age.get(slot, 0)), default=None)
+        return sorted(free, key=lambda slot: (slot in waiting, slot in last, age.get(slot, 0)))
 
     def _commit(self, writing: SlotWriter) -> SlotInfo:
         header, newest = writing.header, self.newest

@@ -18,6 +18,7 @@ from pulsetrain.checkpoint.peers.block_dedup import worth_sharing
 from pulsetrain.checkpoint.peers.framing import (
     OFFERS,
     PATIENT,
+    REFUSED,
     introduce,
     parse_spans,
     receive_answer,
@@ -27,7 +28,7 @@ from pulsetrain.checkpoint.peers.framing import (
     tune,
 )
 from pulsetrain.checkpoint.peers.replicas import ANY, Snapshot
-from pulsetrain.core.errors import CheckpointError, CorruptData, PulsetrainError, Unavailable
+from pulsetrain.core.errors import CheckpointError, CorruptData, MemoryShort, PulsetrainError, Unavailable
 from pulsetrain.core.json import JsonObject
 
 ChunkPacer = Callable[[int], Iterable[int]]
@@ -79,7 +80,8 @@ class PeerClient:
         """Send slots without copying their bytes. Yields each after it arrived, with the bytes sent.
 
         None for the bytes: the trainer overwrote the slot meanwhile. Replicas with digests are offered in
-        one frame, and only blocks that the peer does not have are sent.
+        one frame, and only blocks that the peer does not have are sent. Raises `MemoryShort` where the peer
+        has no memory for one.
         """
         offers = [replica for replica in replicas if replica.offered]
         whole = [replica for replica in replicas if not replica.offered]
@@ -101,11 +103,14 @@ class PeerClient:
             offers.append({**Snapshot.of(replica.info).as_json(), "along": included})
             bodies += [replica.offered, *(data[at : at + size] for at, size in included)]
         send_frame(self._sock, {"op": "offer", "of": offers, **self._patience(replicas)}, *bodies)
-        answers = receive_answer(self._sock).get("answers")
+        frame = receive_answer(self._sock)
+        answers = frame.get("answers")
         if not isinstance(answers, list) or len(answers) != len(replicas):
             raise CorruptData(f"peer answers {answers!r} to {len(replicas)} offers")
         for replica, answer in zip(replicas, answers, strict=True):
-            yield replica, self._send_missing(replica, answer, pacer)
+            if answer is not False or not frame.get(REFUSED):
+                yield replica, self._send_missing(replica, answer, pacer)
+        _check_refused(frame)
 
     def _patience(self, replicas: Sequence[OutgoingReplica]) -> JsonObject:
         """The peer compares the blocks of large states for seconds."""
@@ -151,7 +156,9 @@ class PeerClient:
                 done, allowed = done + part, allowed - part
         for _ in sizes:  # let the pacer finish its work after the last size
             pass
-        arrived = bool(receive_answer(self._sock).get("ok")) and replica.arena.still(replica.info)
+        answer = receive_answer(self._sock)
+        _check_refused(answer)
+        arrived = bool(answer.get("ok")) and replica.arena.still(replica.info)
         return total if arrived else None
 
     def flush(self) -> None:
@@ -232,6 +239,11 @@ class PeerClient:
             if sent == 0:
                 raise Unavailable(f"arena ended after {done} of {size} bytes")
             done += sent
+
+
+def _check_refused(answer: JsonObject) -> None:
+    if why := answer.get(REFUSED):
+        raise MemoryShort(f"the peer refuses it: {why}")
 
 
 def _reason(error: OSError) -> str:

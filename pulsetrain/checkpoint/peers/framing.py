@@ -28,6 +28,7 @@ VERSION = 2
 OFFERS = 3  # format of offers: several ranks, each with its digests, then the spans included with them
 PATIENT, WORKING = "patient_s", "working"  # who says in a request how patient it is, knows frames of this
 WORKING_S = 1.0
+REFUSED = "refused"  # in an answer: why there was no memory for a replica
 _SOCKET_BUFFER = 4 << 20
 
 
@@ -104,6 +105,13 @@ def receive_into(sock: socket.socket, target: memoryview) -> bytes:
         hasher.update(part[:got])
         done += got
     return hasher.digest()
+
+
+def drop_bytes(sock: socket.socket, size: int) -> None:
+    """Receive bytes that nobody needs. Raises `Unavailable`."""
+    nowhere = memoryview(bytearray(min(size, CHUNK)))
+    for done in range(0, size, CHUNK):
+        receive_into(sock, nowhere[: size - done])
 
 
 def challenge(sock: socket.socket, token: str, job: str, *, offers: int = 0) -> str:

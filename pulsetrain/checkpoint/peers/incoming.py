@@ -8,10 +8,16 @@ from typing import Self
 
 from pulsetrain.checkpoint.memory.blocks import DIGEST_BYTES, Span, blocks, checksum
 from pulsetrain.checkpoint.peers.block_dedup import BlockDedup, has_digests
-from pulsetrain.checkpoint.peers.framing import parse_spans, receive_blocks, receive_bytes, receive_into
+from pulsetrain.checkpoint.peers.framing import (
+    drop_bytes,
+    parse_spans,
+    receive_blocks,
+    receive_bytes,
+    receive_into,
+)
 from pulsetrain.checkpoint.peers.replicas import Replicas, Snapshot
 from pulsetrain.checkpoint.peers.shared_blocks import SharedBlocks
-from pulsetrain.core.errors import CorruptData
+from pulsetrain.core.errors import CorruptData, MemoryShort
 
 
 class IncomingReplica:
@@ -25,6 +31,8 @@ class IncomingReplica:
         self._offered = b""
         self._shared: SharedBlocks | None = None
         self._decided = False
+        self.refused = ""
+        """Why there is no memory for it."""
 
     @classmethod
     def of_offer(cls, replicas: Replicas, raw: Mapping[str, object]) -> IncomingReplica:
@@ -40,7 +48,10 @@ class IncomingReplica:
             self._keep(False)
 
     def receive_whole(self, sock: socket.socket) -> bool:
-        """Receive every byte. Returns whether the replica is kept."""
+        """Receive every byte. Returns whether the replica is kept. Where memory is short, all is dropped."""
+        if not self._has_memory([(0, self.snapshot.total_bytes)]):
+            drop_bytes(sock, self.snapshot.total_bytes)
+            return self._keep(False)
         block_digests = receive_blocks(sock, self._target, blocks(self.snapshot))
         return self._keep(checksum(block_digests) == self.snapshot.checksum)
 
@@ -53,8 +64,13 @@ class IncomingReplica:
             receive_into(sock, self._target[at : at + size])
 
     def share(self, block_dedup: BlockDedup) -> bool | list[Span]:
-        """Reuse blocks of ranks here. Returns the missing spans; if there are none, whether it is kept."""
+        """Reuse blocks of ranks here. Returns the missing spans; if there are none, whether it is kept.
+
+        It is not kept where there is no memory for the missing spans.
+        """
         self._shared, missing = block_dedup.share(self.snapshot, self._offered, received=self._included)
+        if not self._has_memory(missing):
+            return self._keep(False)
         return missing or self._keep(self._agrees(self._included))
 
     def receive_missing(self, sock: socket.socket, missing: Sequence[Span]) -> None:
@@ -65,6 +81,13 @@ class IncomingReplica:
     def keep_missing(self, missing: Sequence[Span]) -> bool:
         """Compare what was sent with its digests. Returns whether the replica is kept."""
         return self._keep(self._agrees((*self._included, *missing)))
+
+    def _has_memory(self, spans: Sequence[Span]) -> bool:
+        try:
+            self._replicas.check_left(self.snapshot, self._memory, spans)
+        except MemoryShort as error:
+            self.refused = str(error)
+        return not self.refused
 
     def _agrees(self, parts: Sequence[Span]) -> bool:
         return has_digests(self._target, self.snapshot, self._offered, parts)

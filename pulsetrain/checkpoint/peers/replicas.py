@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 
-from pulsetrain.checkpoint.memory.blocks import blocks, checksum, digests
+from pulsetrain.checkpoint.memory.blocks import Span, blocks, checksum, digests
+from pulsetrain.checkpoint.memory.memory_left import MemoryLeft, check_left, memory_left
+from pulsetrain.checkpoint.memory.pages import absent_bytes
 from pulsetrain.checkpoint.memory.slots import Description, Header, SlotInfo, slots_for
 from pulsetrain.checkpoint.peers.shared_blocks import SharedBlocks
-from pulsetrain.core.errors import CorruptData
+from pulsetrain.core.errors import CorruptData, MemoryShort
 
 ANY = -2
 """Any attempt, or any number of ranks."""
@@ -110,7 +112,9 @@ class Replicas:
     touched before somebody reads the replica, so they take no memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, left: MemoryLeft = memory_left) -> None:
+        """`left` says how much memory there is for what arrives."""
+        self._left = left
         self._lock = Lock()
         self._replicas: dict[int, list[_Replica]] = {}
         self._spare: dict[int, mmap.mmap] = {}
@@ -120,12 +124,21 @@ class Replicas:
         """Memory to receive it in. Give it to `put`, or to `give_back` where the transfer failed.
 
         Where there is no spare one, and the rank has as many replicas as it may, it is that of the oldest.
+        Raises `MemoryShort` where the kernel gives none.
         """
         with self._lock:
             spare = self._spare.pop(snapshot.rank, None) or self._take_oldest(snapshot)
         if spare is not None and len(spare) >= snapshot.total_bytes:
             return spare
-        return mmap.mmap(-1, max(1, snapshot.total_bytes))
+        try:
+            return mmap.mmap(-1, max(1, snapshot.total_bytes))
+        except OSError as error:
+            raise MemoryShort(f"a replica of {snapshot.total_bytes} bytes: {error.strerror}") from error
+
+    def check_left(self, snapshot: Snapshot, memory: mmap.mmap, spans: Iterable[Span]) -> None:
+        """Raises `MemoryShort` where less is left than these spans of the replica will take."""
+        need = sum(absent_bytes(memory, at, size) for at, size in spans)
+        check_left(f"the replica of step {snapshot.step} of rank {snapshot.rank}", need, self._left)
 
     def give_back(self, rank: int, memory: mmap.mmap) -> None:
         """Keep a buffer for the next checkpoint of that rank."""

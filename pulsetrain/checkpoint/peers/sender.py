@@ -11,9 +11,10 @@ from pulsetrain.checkpoint.memory.slots import SMALL_BYTES, SlotInfo
 from pulsetrain.checkpoint.peers.block_dedup import worth_sharing
 from pulsetrain.checkpoint.peers.client import ChunkPacer, OutgoingReplica, PeerClient
 from pulsetrain.checkpoint.peers.interleave import LEAST_CHUNK, Interleaver
-from pulsetrain.core.errors import PulsetrainError
+from pulsetrain.core.errors import MemoryShort, PulsetrainError
 
 RETRY_S = 1.0
+REFUSED_RETRY_S = 30.0  # after a peer had no memory: it may receive all of a state before it can say so
 MAX_POOR_OFFERS = 3  # after so many offers of which a peer had little, it gets them only now and then
 OFFER_AGAIN_SAVES = 20
 
@@ -37,7 +38,8 @@ class Sending:
 class PeerSender:
     """One receiver of replicas. `ranks` are those that it is sent, None: all.
 
-    While it is away, that costs an event and an attempt each second.
+    While it is away, that costs an event and an attempt each second. One without memory counts as away. It is
+    asked again every 30 s.
     """
 
     def __init__(self, name: str, ranks: frozenset[int] | None, sending: Sending) -> None:
@@ -48,6 +50,7 @@ class PeerSender:
         self._sharing: set[int] = set()  # ranks of which it has had much
         self._client: PeerClient | None = None
         self._away_since: float | None = None
+        self._retry_s = RETRY_S
 
     @property
     def away(self) -> bool:
@@ -81,7 +84,7 @@ class PeerSender:
         The caller keeps the trainer from overwriting it meanwhile.
         """
         due = self.lacks(chosen)
-        if not due or (self._away_since is not None and time.monotonic() - self._away_since < RETRY_S):
+        if not due or (self._away_since is not None and time.monotonic() - self._away_since < self._retry_s):
             return
         try:
             if self._client is None:
@@ -89,8 +92,11 @@ class PeerSender:
             for together in self._frames(self._client, due):
                 self._send(self._client, together)
         except (PulsetrainError, OSError) as error:
+            refused = isinstance(error, MemoryShort)
+            self._retry_s = REFUSED_RETRY_S if refused else RETRY_S
             if self._away_since is None:
-                self._sending.events.event("replica_peer_away", {"peer": self.name, "error": str(error)})
+                kind = "replica_refused" if refused else "replica_peer_away"
+                self._sending.events.event(kind, {"peer": self.name, "error": str(error)})
             self._away_since = time.monotonic()
             self.close()
             return

@@ -13,6 +13,7 @@ from pulsetrain.checkpoint.peers.any_replica import AnyReplica
 from pulsetrain.checkpoint.peers.block_dedup import BlockDedup
 from pulsetrain.checkpoint.peers.framing import (
     OFFERS,
+    REFUSED,
     challenge,
     receive_frame,
     send_bytes,
@@ -136,7 +137,7 @@ class PeerServer:
     def _put(self, sock: socket.socket, request: JsonObject) -> None:
         with IncomingReplica(self._replicas, Snapshot.parse(request)) as replica:
             kept = replica.receive_whole(sock)
-        send_frame(sock, {"ok": kept})
+        send_frame(sock, {"ok": kept, REFUSED: replica.refused})
 
     def _offer(self, sock: socket.socket, request: JsonObject) -> None:
         """Offered checkpoints, of which ranks here may have many blocks. The peer sends the others."""
@@ -149,7 +150,8 @@ class PeerServer:
                 replica.receive_offer(sock)
             with telling_that_it_works(sock, request):
                 answers = [replica.share(self._block_dedup) for replica in replicas]
-            send_frame(sock, {"answers": answers})
+            refused = next((replica.refused for replica in replicas if replica.refused), "")
+            send_frame(sock, {"answers": answers, REFUSED: refused})
             for replica, answer in zip(replicas, answers, strict=True):
                 if not isinstance(answer, bool):
                     replica.receive_missing(sock, answer)

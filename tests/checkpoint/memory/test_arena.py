@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pulsetrain.checkpoint.memory.arena import ArenaReader, ArenaWriter, create_arena
 from pulsetrain.checkpoint.memory.blocks import blocks, checksum, digests
 from pulsetrain.checkpoint.memory.slots import LARGE_BYTES, MAX_SLOTS, Header, payload_offset
-from pulsetrain.core.errors import CorruptData
+from pulsetrain.core.errors import CorruptData, MemoryShort
 
 
 def header(step: int, *, size: int = 100, pinned=False, durable=False, rank: int = 0) -> Header:
@@ -241,3 +241,54 @@ def test_a_reader_always_sees_whole_checkpoints_and_the_newest_one(moves):
         assert all(reader.verify(i) for i in published)
         assert (published[0].step if published else None) == newest
     os.close(fd)
+
+
+BIG = LARGE_BYTES + 1  # two slots; their pages are never written here
+
+
+def test_a_save_without_memory_harms_no_checkpoint_and_is_made_once_there_is_some(fd):
+    left = [3 * BIG]
+    writer = ArenaWriter(fd, lambda: left[0])
+    writer.begin(header(1, size=BIG)).bytes[:1] = b"x"
+    info = write(writer, 2)  # a small one
+    left[0] = 100 << 20
+    with pytest.raises(MemoryShort, match=r"268.4 MB needs 268.4 MB more memory, 104.9 MB are left"):
+        writer.begin(header(3, size=BIG))
+    assert writer.newest == info
+    assert writer.verify(info)
+    left[0] = 3 * BIG
+    assert writer.begin(header(3, size=BIG)) is not None
+
+
+def test_where_there_is_no_memory_for_one_more_slot_another_is_written(fd):
+    left = [1 << 40]
+    writer, reader = ArenaWriter(fd, lambda: left[0]), ArenaReader(fd)
+    writer.prepare(100)
+    infos = [write(writer, step, size=LARGE_BYTES // 3) for step in (1, 2, 3)]
+    left[0] = 0
+    assert reader.begin_sharing(infos[0])  # it would get a fourth slot
+    assert write(writer, 4, size=LARGE_BYTES // 3).slot == infos[1].slot
+    assert reader.still(infos[0])
+
+
+def test_memory_that_others_took_while_a_slot_was_faulted_in_is_given_back(fd, monkeypatch):
+    monkeypatch.setattr("pulsetrain.checkpoint.memory.pages._CHUNK_BYTES", 1 << 20)
+    left = iter([1 << 40, 1 << 40, 1 << 40, 0])
+    writer = ArenaWriter(fd, lambda: next(left))
+    writing = writer.begin(header(1, size=4 << 20))
+    with pytest.raises(MemoryShort):
+        writing.prefault()
+    assert os.fstat(fd).st_blocks * 512 < 1 << 20
+    left = iter([1 << 40, 1 << 40, 0])
+    with pytest.raises(MemoryShort):
+        ArenaWriter(fd, lambda: next(left)).prepare(4 << 20)
+    assert os.fstat(fd).st_blocks * 512 < 3 << 20  # what a save has begun to use is left alone
+
+
+def test_what_an_earlier_attempt_has_in_memory_needs_none(fd):
+    first = ArenaWriter(fd)
+    first.prepare(310_000)
+    write(first, 1, size=300_000)
+    again = ArenaWriter(fd, lambda: 0)
+    again.prepare(310_000)
+    assert write(again, 2, size=300_000).step == 2

@@ -127,3 +127,25 @@ def test_digests_of_another_checkpoint_are_refused(transfer):
         IncomingReplica.of_offer(transfer.replicas, raw) as incoming,
     ):
         incoming.receive_offer(transfer.theirs)
+
+
+def test_without_memory_it_is_refused_with_the_numbers_and_the_stream_goes_on(transfer):
+    transfer.replicas = Replicas(left=lambda: 0)
+    transfer.ours.sendall(transfer.data + b"next")
+    with IncomingReplica(transfer.replicas, transfer.snapshot) as incoming:
+        assert not incoming.receive_whole(transfer.theirs)
+    assert "of step 5 of rank 1 needs" in incoming.refused
+    assert transfer.theirs.recv(9) == b"next"
+    assert transfer.kept() is None
+    with IncomingReplica.of_offer(transfer.replicas, transfer.offer()) as incoming:
+        incoming.receive_offer(transfer.theirs)
+        assert incoming.share(transfer.block_dedup) is False
+    assert incoming.refused
+
+
+def test_blocks_that_ranks_here_have_need_no_memory(transfer):
+    save(transfer.own, 1, 5, world=2)
+    transfer.replicas = Replicas(left=lambda: 0)
+    with IncomingReplica.of_offer(transfer.replicas, transfer.offer()) as incoming:
+        incoming.receive_offer(transfer.theirs)
+        assert incoming.share(transfer.block_dedup) is True

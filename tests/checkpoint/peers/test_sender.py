@@ -9,9 +9,15 @@ from pulsetrain.checkpoint.checkpoint_events import CheckpointEvents, Origin
 from pulsetrain.checkpoint.memory.arena import ArenaReader, ArenaWriter, create_arena
 from pulsetrain.checkpoint.peers.client import PeerClient
 from pulsetrain.checkpoint.peers.rounds import Rounds
-from pulsetrain.checkpoint.peers.sender import OFFER_AGAIN_SAVES, RETRY_S, PeerSender, Sending
+from pulsetrain.checkpoint.peers.sender import (
+    OFFER_AGAIN_SAVES,
+    REFUSED_RETRY_S,
+    RETRY_S,
+    PeerSender,
+    Sending,
+)
 from pulsetrain.checkpoint.peers.watched_arena import WatchedArena
-from pulsetrain.core.errors import Unavailable
+from pulsetrain.core.errors import MemoryShort, Unavailable
 from tests.checkpoint.trainers import save, wait_until
 
 
@@ -22,10 +28,11 @@ class Peer:
 
     def __init__(self, *, lacks: float = 1.0) -> None:
         self.lacks, self.frames, self.fails, self.closed = lacks, [], False, 0
+        self.full = False
 
     def put(self, replicas, pacer=None):
         if self.fails:
-            raise Unavailable("gone")
+            raise MemoryShort("no room") if self.full else Unavailable("gone")
         self.frames.append([(r.info.rank, r.info.step, bool(r.offered)) for r in replicas])
         for replica in replicas:
             yield replica, int(self.lacks * replica.info.total_bytes)
@@ -153,6 +160,24 @@ def test_a_peer_that_is_away_is_tried_again_later_and_gets_the_newest(node, monk
     assert not one.sender.away
     assert one.kinds() == ["replica_peer_away", "replica_peer_back"]
     assert one.peer.closed == 1
+
+
+def test_a_peer_without_memory_is_asked_again_seldom_and_the_event_says_why(node, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("pulsetrain.checkpoint.peers.sender.time.monotonic", lambda: now[0])
+    one = node(0)
+    one.save(1)
+    one.peer.fails = one.peer.full = True
+    one.look()
+    assert one.sender.away  # training does not wait for it
+    one.peer.fails = False
+    now[0] += RETRY_S
+    one.look()
+    assert one.arrived == []
+    now[0] += REFUSED_RETRY_S - RETRY_S
+    one.look()
+    assert one.arrived == [(0, 1)]
+    assert one.kinds() == ["replica_refused", "replica_peer_back"]
 
 
 def test_a_slot_is_held_only_while_it_is_sent(node):

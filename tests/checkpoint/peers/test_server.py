@@ -1,19 +1,20 @@
 """Who may connect to an agent, and what it answers."""
 
+import os
 import time
 
 import pytest
 
-from pulsetrain.checkpoint.memory.arena import ArenaReader
+from pulsetrain.checkpoint.memory.arena import ArenaReader, create_arena
 from pulsetrain.checkpoint.peers import client, incoming
 from pulsetrain.checkpoint.peers.block_dedup import BlockDedup
-from pulsetrain.checkpoint.peers.client import PeerClient
+from pulsetrain.checkpoint.peers.client import OutgoingReplica, PeerClient
 from pulsetrain.checkpoint.peers.framing import receive_frame, send_frame
 from pulsetrain.checkpoint.peers.replicas import Replicas, _Replica
 from pulsetrain.checkpoint.peers.server import PeerServer
 from pulsetrain.checkpoint.service import CheckpointService, CheckpointServiceConfig
-from pulsetrain.core.errors import AuthError, Unavailable
-from tests.checkpoint.trainers import content, wait_until
+from pulsetrain.core.errors import AuthError, MemoryShort, Unavailable
+from tests.checkpoint.trainers import content, save, wait_until
 
 
 @pytest.fixture
@@ -54,6 +55,25 @@ def test_a_wrong_token_is_refused(server):
 def test_a_port_that_is_taken_is_an_error(server):
     with pytest.raises(Unavailable, match=f"checkpoint port 127.0.0.1:{server.port}"):
         PeerServer(Replicas(), address="127.0.0.1", port=server.port, token="t", job="j")
+
+
+@pytest.mark.parametrize("offered", [True, False])
+def test_a_replica_without_memory_is_refused_and_the_connection_goes_on(offered):
+    fd, left = create_arena(), [0]
+    save(fd, 1, 5)
+    arena = ArenaReader(fd)
+    info = arena.find(1, 5)
+    replica = OutgoingReplica(arena, info, arena.digests(info) if offered else b"")
+    full = PeerServer(
+        Replicas(lambda: left[0]), address="127.0.0.1", port=0, token="t", job="j", block_dedup=BlockDedup()
+    )
+    sender = connect(full)
+    with pytest.raises(MemoryShort, match=r"the peer refuses it: .* of rank 1 needs .* 0.0 MB are left"):
+        list(sender.put([replica]))
+    left[0] = 1 << 40
+    assert list(sender.put([replica])) == [(replica, info.total_bytes)]
+    full.close()
+    os.close(fd)
 
 
 @pytest.mark.integration
