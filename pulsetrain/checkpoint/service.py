@@ -158,13 +158,15 @@ class CheckpointService:
         """The nodes of an attempt, before its `load`s. Replicas go to the peers that placement chooses.
 
         `holders` are nodes outside of it that have what ranks saved before. All prove to each other that they
-        have `key`, or the token where it is "". A node that is not known has no name. Raises `WorldNeeded`
-        where replicas would go to one of these.
+        have `key`, or the token where it is "". Connections of other nodes end. A node that is not known has
+        no name. Raises `WorldNeeded` where replicas would go to one of these.
         """
         ordered = tuple(sorted(world, key=lambda node: node.node_rank))
         with self._lock:
             self._world, self._holders = ordered, holders
             self._server.token = self._key = key or self._config.token
+        if _is_known(ordered):
+            self._server.keep_only({node.node for node in (*ordered, *holders)})
         self._events.attempt = attempt
         self._resharding.end()
         self._shards.clear()

@@ -30,6 +30,11 @@ PATIENT, WORKING = "patient_s", "working"  # who says in a request how patient i
 WORKING_S = 1.0
 REFUSED = "refused"  # in an answer: why there was no memory for a replica
 _SOCKET_BUFFER = 4 << 20
+_KEEPALIVE = {  # a machine that vanishes without a word is noticed after 90 s, also where nothing is sent
+    socket.TCP_KEEPIDLE: 30,
+    socket.TCP_KEEPINTVL: 10,
+    socket.TCP_KEEPCNT: 6,
+}
 
 
 def send_frame(sock: socket.socket, header: JsonObject, *bodies: bytes | memoryview) -> None:
@@ -197,7 +202,7 @@ def parse_spans(raw: object, total: int) -> list[Span]:
 def tune(sock: socket.socket, *, timeout_s: float) -> None:
     """Make the socket blocking with the kernel's timeouts, and give it large buffers.
 
-    sendfile knows no other timeouts. 0: no timeout.
+    sendfile knows no other timeouts. 0: none while the other machine is there.
     """
     sock.settimeout(None)
     span = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
@@ -207,3 +212,5 @@ def tune(sock: socket.socket, *, timeout_s: float) -> None:
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE.items():
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)

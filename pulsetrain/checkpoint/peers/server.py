@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from threading import Lock, Thread
 
@@ -36,6 +37,7 @@ Whole = Callable[[int, int, int], AbstractContextManager[tuple[Snapshot, memoryv
 """The bytes of a rank, a step and an attempt, None where they are not here."""
 
 ACCEPT_S = 1.0
+HANDSHAKE_S = 20.0  # who has not proved the token by then is disconnected
 STALE_AFTER_S = 10.0
 
 
@@ -77,7 +79,8 @@ class PeerServer:
             self._requests["offer"] = self._offer
         self._requests |= more or {}
         self.token, self._job = token, job
-        self._connections: set[socket.socket] = set()
+        self._connections: dict[socket.socket, str] = {}  # with the peer's node, "" before the handshake
+        self._accepted: dict[socket.socket, float] = {}  # when, of those without a handshake so far
         self._closing = False
         self._lock = Lock()
         try:
@@ -104,8 +107,19 @@ class PeerServer:
         if self._thread.stop(timeout_s=2):
             self._listener.close()
 
+    def keep_only(self, nodes: Collection[str]) -> None:
+        """End the connections of all other nodes."""
+        with self._lock:
+            for sock, node in self._connections.items():
+                if node and node not in nodes:
+                    _shut_down(sock)
+
     def _accept(self) -> float:
-        """Accept one connection, if one comes within `ACCEPT_S`."""
+        """Accept one connection, if one comes within `ACCEPT_S`. End those that take too long to prove it."""
+        with self._lock:
+            for sock, since in self._accepted.items():
+                if time.monotonic() - since > HANDSHAKE_S:
+                    _shut_down(sock)
         try:
             sock, _ = self._listener.accept()
         except TimeoutError:
@@ -116,14 +130,18 @@ class PeerServer:
             raise
         tune(sock, timeout_s=0)
         with self._lock:
-            self._connections.add(sock)
+            self._connections[sock], self._accepted[sock] = "", time.monotonic()
         Thread(target=self._serve, args=(sock,), name="pulsetrain-peer", daemon=True).start()
         return 0.0
 
     def _serve(self, sock: socket.socket) -> None:
         """Answer one peer until it goes away. A peer that breaks the protocol is disconnected."""
         try:
-            challenge(sock, self.token, self._job, offers=0 if self._block_dedup is None else OFFERS)
+            offers = 0 if self._block_dedup is None else OFFERS
+            node = challenge(sock, self.token, self._job, offers=offers)
+            with self._lock:
+                self._connections[sock] = node
+                del self._accepted[sock]
             while True:
                 request = receive_frame(sock)
                 self._requests.get(str(request.get("op")), self._get)(sock, request)
@@ -131,7 +149,8 @@ class PeerServer:
             log.debug("peer_connection_ended", reason=str(error))
         finally:
             with self._lock:
-                self._connections.discard(sock)
+                self._connections.pop(sock, None)
+                self._accepted.pop(sock, None)
             sock.close()
 
     def _put(self, sock: socket.socket, request: JsonObject) -> None:

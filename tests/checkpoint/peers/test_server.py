@@ -1,6 +1,7 @@
 """Who may connect to an agent, and what it answers."""
 
 import os
+import socket
 import time
 
 import pytest
@@ -74,6 +75,35 @@ def test_a_replica_without_memory_is_refused_and_the_connection_goes_on(offered)
     assert list(sender.put([replica])) == [(replica, info.total_bytes)]
     full.close()
     os.close(fd)
+
+
+def test_who_does_not_prove_the_token_in_time_is_disconnected(server, monkeypatch):
+    monkeypatch.setattr("pulsetrain.checkpoint.peers.server.HANDSHAKE_S", 0.05)
+    known = connect(server)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as stranger:
+        assert "nonce" in receive_frame(stranger)
+        stranger.sendall(b"\0")  # a byte now and then gains it no time
+        assert stranger.recv(1) == b""
+    assert not known.segment(1, "x", memoryview(bytearray(1)))  # an answer
+
+
+def test_a_machine_that_vanishes_is_noticed_soon(server):
+    sock = connect(server)._sock
+    idle, pause, count = (
+        sock.getsockopt(socket.IPPROTO_TCP, option)
+        for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+    )
+    assert idle + count * pause <= 120
+
+
+def test_connections_of_nodes_that_left_are_ended(server):
+    client = connect(server)
+    assert not client.segment(1, "x", memoryview(bytearray(1)))
+    server.keep_only({"n", "other"})
+    assert not client.segment(1, "x", memoryview(bytearray(1)))
+    server.keep_only({"other"})
+    with pytest.raises(Unavailable):
+        client.segment(1, "x", memoryview(bytearray(1)))
 
 
 @pytest.mark.integration
