@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pulsetrain.checkpoint.copying import Copier, Pairs, copier_for
 from pulsetrain.checkpoint.memory.arena import ArenaWriter, SlotWriter, create_arena
+from pulsetrain.checkpoint.memory.header_page import NOWHERE
 from pulsetrain.checkpoint.memory.layout import Layout, encode_values
 from pulsetrain.checkpoint.memory.slots import Header
 from pulsetrain.checkpoint.peer_lag import PeerLag
@@ -78,7 +79,9 @@ class Checkpointer:
         fd = environ.get("PULSETRAIN_ARENA_FD")
         own = create_arena() if fd is None else os.dup(int(fd))
         self._arena = ArenaWriter(own)
-        if fd is not None:
+        if fd is None:
+            self._arena.replicated_step = self._arena.durable_step = NOWHERE
+        else:
             _open[fd] = self
         weakref.finalize(self._arena, os.close, own)  # a thread that outlives this object may use the arena
         self._copier: Copier = copier_for(torch.cuda.is_initialized())

@@ -10,6 +10,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from threading import Event
 
 from pulsetrain.checkpoint.memory.arena import ArenaWriter
+from pulsetrain.checkpoint.memory.header_page import NOWHERE
 from pulsetrain.checkpoint.memory.slots import SlotInfo
 from pulsetrain.core.errors import CheckpointError
 
@@ -55,28 +56,36 @@ class SaveResult:
         except FutureTimeout as error:
             raise CheckpointError(f"step {self.step} is not saved after {timeout_s} s") from error
 
-    def wait_replicated(self, timeout_s: float, poll_s: float = 0.002) -> None:
-        """Wait until the agent's peers hold this step, or a later one. Raises `CheckpointError`."""
-        self.wait(timeout_s)
-        self._poll(lambda arena: arena.replicated_step, "in a peer's memory", timeout_s, poll_s)
+    def wait_replicated(self, timeout_s: float, poll_s: float = 0.002) -> bool:
+        """Wait until the agent's peers hold this step, or a later one.
 
-    def wait_durable(self, timeout_s: float, poll_s: float = 0.02) -> None:
-        """Wait until the agent has committed this step, or a later one, to storage.
-
-        Raises `CheckpointError`.
+        False at once where there are no peers. Raises `CheckpointError` where they do not hold it after
+        `timeout_s`, and as `wait`.
         """
         self.wait(timeout_s)
-        self._poll(lambda arena: arena.durable_step, "in storage", timeout_s, poll_s)
+        return self._poll(lambda arena: arena.replicated_step, "in a peer's memory", timeout_s, poll_s)
+
+    def wait_durable(self, timeout_s: float, poll_s: float = 0.02) -> bool:
+        """Wait until the agent has committed this step, or a later one, to storage.
+
+        False at once where there is no storage. Raises `CheckpointError` where it is not committed after
+        `timeout_s`, and as `wait`.
+        """
+        self.wait(timeout_s)
+        return self._poll(lambda arena: arena.durable_step, "in storage", timeout_s, poll_s)
 
     def _poll(
         self, safe_step: Callable[[ArenaWriter], int], where: str, timeout_s: float, poll_s: float
-    ) -> None:
+    ) -> bool:
         assert self._arena is not None, "what is published has an arena"
         deadline = time.monotonic() + timeout_s
-        while safe_step(self._arena) < self.step:
+        while (safe := safe_step(self._arena)) < self.step:
+            if safe == NOWHERE:
+                return False
             if time.monotonic() > deadline:
                 raise CheckpointError(f"step {self.step} is not {where} after {timeout_s} s")
             time.sleep(poll_s)
+        return True
 
     # For the checkpointer.
 

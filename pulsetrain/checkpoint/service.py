@@ -9,6 +9,7 @@ from threading import Lock
 from pulsetrain.checkpoint import holdings
 from pulsetrain.checkpoint.checkpoint_events import CheckpointEvents, Origin
 from pulsetrain.checkpoint.memory.arena import ArenaReader, ArenaWriter
+from pulsetrain.checkpoint.memory.header_page import NOWHERE
 from pulsetrain.checkpoint.peers.any_replica import AnyReplica
 from pulsetrain.checkpoint.peers.block_dedup import BlockDedup
 from pulsetrain.checkpoint.peers.client import PeerClient
@@ -105,6 +106,7 @@ class CheckpointService:
         """Watch this rank's arena. Checkpoints in it that another rank saved do not count."""
         arena = ArenaReader(arena_fd)
         arena.persist_every = self._config.persist_every if self._persister else 0
+        arena.durable_step = max(arena.durable_step, -1) if self._persister else NOWHERE
         arena.wanted_step = -1
         with self._lock:
             self._arenas[rank] = arena
@@ -285,7 +287,7 @@ class CheckpointService:
         with self._lock:
             for arena in self._arenas.values():
                 arena.forget_after(-1)
-                arena.durable_step = -1
+                arena.durable_step = min(arena.durable_step, -1)
 
     def take_records(self, now_ns: int, *records: str) -> list[Columns]:
         """Rows of `checkpoints` and `events`, or of those named, since the last call."""

@@ -73,6 +73,6 @@ def test_replicated_and_durable_are_what_the_agent_announces(arena):
     with pytest.raises(CheckpointError, match="step 4 is not in storage after 0 s"):
         result.wait_durable(0, 0)
     agent.replicated_step = 4
-    result.wait_replicated(0)
+    assert result.wait_replicated(0)
     agent.set_durable(7)  # a later step will do
-    result.wait_durable(0)
+    assert result.wait_durable(0)

@@ -2,8 +2,10 @@
 
 import pytest
 
-from pulsetrain.checkpoint.memory.arena import ArenaReader
+from pulsetrain.checkpoint.memory.arena import ArenaReader, ArenaWriter
+from pulsetrain.checkpoint.memory.header_page import NOWHERE
 from pulsetrain.checkpoint.peers.client import PeerClient
+from pulsetrain.checkpoint.save_result import SaveResult
 from pulsetrain.checkpoint.service import CheckpointServiceConfig
 from pulsetrain.core.errors import AuthError, ConfigError, WorldNeeded
 from pulsetrain.protocol.messages import WorldNode
@@ -73,6 +75,23 @@ def test_the_arena_shows_what_peers_hold_and_whether_to_wait_for_them(cluster):
     c.save(5)
     wait_until(lambda: arena.lag_steps == 0)  # nobody to wait for
     assert arena.replicated_step == 4
+
+
+def test_nobody_waits_for_peers_or_storage_that_are_not_there(cluster):
+    c = cluster(2)
+    results = {rank: SaveResult(4, arena=ArenaWriter(fd)) for rank, fd in c.fds.items()}
+    for rank, result in results.items():
+        result.mark_published(save(c.fds[rank], rank, 4, world=2))
+    assert results[0].wait_replicated(40) is True
+    assert results[0].wait_durable(40) is False
+    c.set_world(["n0"], 1)  # the job shrinks to one node
+    late = SaveResult(5, arena=ArenaWriter(c.fds[0]))
+    late.mark_published(save(c.fds[0], 0, 5, world=1))
+    assert late.wait_replicated(40) is False
+    again = ArenaReader(c.attach("n0", 0))
+    assert (again.replicated_step, again.durable_step) == (NOWHERE, NOWHERE)
+    c.set_world(["n0", "n1"], 2)
+    assert again.replicated_step == -1
 
 
 def test_ranks_are_asked_to_save_every_step_until_they_start_anew(cluster):

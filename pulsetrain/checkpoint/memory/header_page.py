@@ -36,6 +36,8 @@ SLOT_WORDS = (
 )
 """Fields of `SlotInfo` in the order in which a slot's header stores them. A seal follows them."""
 
+NOWHERE = -2  # of a step: it never will be there
+
 _FIRST_SLOT, _WORDS_PER_SLOT = 64, 32
 _REASON = slice(2048, 2304)  # bytes
 _REFUSAL = slice(2304, 2560)
@@ -77,9 +79,9 @@ class HeaderPage:
     persist_every = Word(16)
     """The agent persists steps that are a multiple of this. 0: none."""
     durable_step = Word(17)
-    """Newest step that the agent knows to be committed to storage. -1: none."""
+    """Newest step that is known to be committed to storage. -1: none. `NOWHERE`: there is no storage."""
     replicated_step = Word(18)
-    """Newest step that every peer is known to hold. -1: none, or there are no peers."""
+    """Newest step that every peer is known to hold. -1: none. `NOWHERE`: there are no peers."""
     lag_steps = Word(19)
     """How many steps training may be ahead of what peers hold. 0: any number."""
     wanted_step = Word(20)

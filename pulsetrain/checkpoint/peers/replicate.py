@@ -8,6 +8,7 @@ from threading import Event, Lock
 
 from pulsetrain.checkpoint.checkpoint_events import CheckpointEvents
 from pulsetrain.checkpoint.memory.arena import ArenaReader
+from pulsetrain.checkpoint.memory.header_page import NOWHERE
 from pulsetrain.checkpoint.peers.client import OutgoingReplica, PeerClient
 from pulsetrain.checkpoint.peers.interleave import Interleaver
 from pulsetrain.checkpoint.peers.rounds import Rounds
@@ -77,6 +78,7 @@ class Replicator:
             self._watched[rank] = WatchedArena(rank, arena)
             self._begins_anew = True
             arena.replicated_step = -1
+            self._announce_peers(rank, arena)
             for peer in self._peers:
                 peer.forget(rank)
 
@@ -95,6 +97,8 @@ class Replicator:
             self._retired += self._peers
             self._begins_anew = True
             self._peers = [PeerSender(name, ranks, self._sending) for name, ranks in peers.items()]
+            for rank, one in self._watched.items():
+                self._announce_peers(rank, one.arena)
         self._pace.begun(time.monotonic())
         self._thread.wake()
 
@@ -163,5 +167,10 @@ class Replicator:
         rank = replica.info.rank
         with self._lock:
             receivers = [peer for peer in self._peers if peer.receives(rank)]
-        if all(peer.has(replica) for peer in receivers):
-            replica.arena.replicated_step = replica.info.step
+            if receivers and all(peer.has(replica) for peer in receivers):
+                replica.arena.replicated_step = replica.info.step
+
+    def _announce_peers(self, rank: int, arena: ArenaReader) -> None:
+        """Tell the trainer whether there is a peer to wait for. The caller has the lock."""
+        has_peers = any(peer.receives(rank) for peer in self._peers)
+        arena.replicated_step = max(arena.replicated_step, -1) if has_peers else NOWHERE
