@@ -170,6 +170,7 @@ class CheckpointService:
         if _is_known(ordered):
             self._server.keep_only({node.node for node in (*ordered, *holders)})
         self._events.attempt = attempt
+        self._replicas.begin_world(attempt)
         self._resharding.end()
         self._shards.clear()
         if self._block_dedup:

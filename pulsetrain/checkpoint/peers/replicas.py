@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import mmap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from threading import Lock
 from pulsetrain.checkpoint.memory.blocks import Span, blocks, checksum, digests
 from pulsetrain.checkpoint.memory.memory_left import MemoryLeft, check_left, memory_left
 from pulsetrain.checkpoint.memory.pages import absent_bytes
-from pulsetrain.checkpoint.memory.slots import Description, Header, SlotInfo, slots_for
+from pulsetrain.checkpoint.memory.slots import MAX_SLOTS, Description, Header, SlotInfo, slots_for
 from pulsetrain.checkpoint.peers.shared_blocks import SharedBlocks
 from pulsetrain.core.errors import CorruptData, MemoryShort
 
@@ -119,6 +120,14 @@ class Replicas:
         self._replicas: dict[int, list[_Replica]] = {}
         self._spare: dict[int, mmap.mmap] = {}
         self._attempt, self._step = -1, -1
+        self._world_attempt = -1
+        self._arrived: Counter[int] = Counter()  # replicas of each rank that this world's attempt has saved
+
+    def begin_world(self, attempt: int) -> None:
+        """Replicas come from other nodes from now on. What no rank sends any more goes after a while."""
+        with self._lock:
+            self._world_attempt = attempt
+            self._arrived.clear()
 
     def buffer(self, snapshot: Snapshot) -> mmap.mmap:
         """Memory to receive it in. Give it to `put`, or to `give_back` where the transfer failed.
@@ -166,6 +175,22 @@ class Replicas:
             free = _release_unread(r for r in before if r not in kept)
             if free:
                 self._spare[snapshot.rank] = free[-1].memory
+            self._arrived[snapshot.rank] += snapshot.attempt >= self._world_attempt
+            if min(self._arrived.values()) >= MAX_SLOTS:
+                self._drop_not_sent(snapshot.step)
+
+    def _drop_not_sent(self, step: int) -> None:
+        """Drop what was saved before `step` by ranks of which this world has sent nothing here.
+
+        Ranks that are sent here have saved so often since that their own memory has nothing from then. So
+        nobody can go back there.
+        """
+        for rank in self._replicas.keys() - self._arrived.keys():
+            gone = [r for r in self._replicas[rank] if r.snapshot.step < step]
+            self._replicas[rank] = [r for r in self._replicas[rank] if r not in gone]
+            _release_unread(gone)
+        for rank in self._spare.keys() - self._arrived.keys():
+            del self._spare[rank]
 
     def _take_oldest(self, new: Snapshot) -> mmap.mmap | None:
         """The memory of the rank's oldest replica, where it has as many as it may and nobody reads it."""

@@ -6,7 +6,7 @@ import mmap
 import pytest
 
 from pulsetrain.checkpoint.memory.blocks import blocks, checksum, digests
-from pulsetrain.checkpoint.memory.slots import LARGE_BYTES, payload_offset
+from pulsetrain.checkpoint.memory.slots import LARGE_BYTES, MAX_SLOTS, payload_offset
 from pulsetrain.checkpoint.peers.replicas import Replicas, Snapshot
 from pulsetrain.core.errors import CorruptData
 
@@ -161,3 +161,30 @@ def test_clearing_drops_everything_and_shares_nothing_more():
     assert shared.released == 1
     with replicas.reading(0, 1) as replica:
         assert replica is None
+
+
+def test_what_no_rank_sends_here_any_more_goes_once_nobody_can_go_back_to_it():
+    replicas, shared = Replicas(), Shared()
+    for step in (1, 2):
+        put(replicas, snapshot(step, rank=7), shared=shared)
+        put(replicas, snapshot(step, rank=0))
+    replicas.give_back(7, mmap.mmap(-1, 4096))
+    replicas.begin_world(1)  # rank 7 has another partner now
+    put(replicas, snapshot(2, rank=0))  # what was restored is sent again
+    for step in range(3, 3 + MAX_SLOTS):
+        put(replicas, snapshot(step, rank=1, attempt=1))
+        assert {1, 2} <= set(steps(replicas))
+        put(replicas, snapshot(step, rank=0, attempt=1))
+    put(replicas, snapshot(3 + MAX_SLOTS, rank=1, attempt=1))
+    assert {one.rank for one in replicas.list()} == {0, 1}
+    assert shared.released == 2
+    assert replicas.buffer(snapshot(9, rank=7))[:1] == b"\0"  # nor is its spare memory kept
+
+
+def test_a_replica_of_a_rank_that_still_comes_stays():
+    replicas = Replicas()
+    replicas.begin_world(1)
+    put(replicas, snapshot(2, rank=7))  # it was restored, and the rank has saved nothing since
+    for step in range(3, 5 + MAX_SLOTS):
+        put(replicas, snapshot(step, rank=0, attempt=1))
+    assert {one.rank for one in replicas.list()} == {0, 7}
