@@ -51,6 +51,7 @@ class Replicator:
             arrived=self._mark_replicated,
         )
         self._watched: dict[int, WatchedArena] = {}
+        self._recorded: dict[int, int] = {}  # rank -> its last publication that was recorded, of those before
         self._rounds = Rounds(newest=lag_steps > 0)
         self._begins_anew = False  # only the thread may touch the rounds
         self._peers: list[PeerSender] = []
@@ -75,7 +76,9 @@ class Replicator:
     def attach(self, rank: int, arena: ArenaReader) -> None:
         """Watch this rank's arena."""
         with self._lock:
-            self._watched[rank] = WatchedArena(rank, arena)
+            before = self._watched.get(rank)
+            recorded = before.active if before else self._recorded.get(rank)
+            self._watched[rank] = WatchedArena(rank, arena, recorded)
             self._begins_anew = True
             arena.replicated_step = -1
             self._announce_peers(rank, arena)
@@ -85,7 +88,9 @@ class Replicator:
     def detach(self, rank: int) -> None:
         """Stop watching it."""
         with self._lock:
-            self._watched.pop(rank, None)
+            one = self._watched.pop(rank, None)
+            if one is not None:
+                self._recorded[rank] = one.active
             self._begins_anew = True
 
     def set_peers(self, peers: Mapping[str, frozenset[int] | None]) -> None:

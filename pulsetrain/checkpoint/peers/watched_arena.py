@@ -9,9 +9,10 @@ from pulsetrain.checkpoint.memory.arena import ArenaReader
 class WatchedArena:
     """One rank's arena, and what of it was recorded already."""
 
-    def __init__(self, rank: int, arena: ArenaReader) -> None:
+    def __init__(self, rank: int, arena: ArenaReader, recorded: int | None = None) -> None:
+        """`recorded` is the last publication that was. None: all that there are."""
         self.rank, self.arena = rank, arena
-        self.active = 0
+        self.active = arena.active if recorded is None else min(recorded, arena.active)
         self._skips = arena.skip_count
 
     def record_saves(self, events: CheckpointEvents) -> bool:

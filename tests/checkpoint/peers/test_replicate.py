@@ -243,3 +243,22 @@ def test_ranks_with_nothing_in_common_are_offered_only_now_and_then(cluster, mon
         wait_until(lambda step=step: c.holds("n1", 0, step, "peer") and c.holds("n0", 1, step, "peer"))
     assert len(offers) == 60
     assert 6 <= sum(offers) <= 8
+
+
+def test_a_save_is_recorded_once_however_often_its_rank_starts(cluster):
+    c = cluster(1)
+    service, stages = c.services["n0"], []
+
+    def copied() -> list[int]:
+        rows = [r for b in service.take_records(0, "checkpoints") for r in b.to_rows()]
+        stages.extend(r["step"] for r in rows if r["stage"] == "copy")
+        return stages
+
+    c.save(1)
+    wait_until(lambda: copied() == [1])
+    service.attach(0, c.fds[0])  # the next attempt
+    service.detach(0)
+    service.attach(0, c.fds[0])
+    c.save(2)
+    wait_until(lambda: 2 in copied())
+    assert stages == [1, 2]
