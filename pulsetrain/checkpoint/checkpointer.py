@@ -23,6 +23,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pulsetrain.checkpoint.copying import Copier, Pairs, copier_for
+from pulsetrain.checkpoint.early_changes import EarlyChanges, Watch
 from pulsetrain.checkpoint.memory.arena import ArenaWriter, SlotWriter, create_arena
 from pulsetrain.checkpoint.memory.header_page import NOWHERE
 from pulsetrain.checkpoint.memory.layout import Layout, encode_values
@@ -50,8 +51,8 @@ class Checkpointer:
     tensors, numbers and strings. Random generators are included unless `rng` is false. `every` skips the
     steps between. With `blocking`, `save` returns when the bytes are copied. `replicated` says that every
     rank saves the same state, as in plain data parallelism. A job of another size can then go on from any
-    rank's copy. Code that changes parameters
-    without a torch optimizer's ``step()`` must call `wait()` first.
+    rank's copy. Code that changes parameters without a torch optimizer's ``step()`` calls `wait()` first.
+    Where it did not, that save fails and says which one.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Checkpointer:
         weakref.finalize(self._arena, os.close, own)  # a thread that outlives this object may use the arena
         self._copier: Copier = copier_for(torch.cuda.is_initialized())
         self._layouts, self._targets = LayoutCache(), TargetCache(self._copier)
+        self._early_changes = EarlyChanges()
         self._preparer = ArenaPreparer(self._arena, self._copier)
         self._peer_lag = PeerLag(self._arena)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pulsetrain-checkpoint")
@@ -119,6 +121,7 @@ class Checkpointer:
         leaves = collect(state)
         head, layout = self._layouts.of(state, leaves)
         values = encode_values(leaves.values)
+        self._early_changes.copy_at_once(leaves, layout)
         try:
             writing = self._arena.begin(self._header(step, len(head), len(values), layout, durable))
         except CheckpointError as error:
@@ -141,7 +144,8 @@ class Checkpointer:
         if at_once:
             self._publish(writing, pairs, result)
         else:
-            self._thread.submit(self._publish, writing, pairs, result)
+            watch = None if result.copied else self._early_changes.watch(leaves, layout)
+            self._thread.submit(self._publish, writing, pairs, result, watch)
         return result
 
     def wait(self) -> None:
@@ -233,13 +237,17 @@ class Checkpointer:
             shard=0 if self._replicated else layout.shard,
         )
 
-    def _copy(self, writing: SlotWriter, pairs: Pairs, result: SaveResult) -> None:
+    def _copy(
+        self, writing: SlotWriter, pairs: Pairs, result: SaveResult, watch: Watch | None = None
+    ) -> None:
         """Copy what is left and let the optimizer continue. `copy_ns` is this part alone."""
         try:
             writing.prefault()
             started = time.perf_counter_ns()
             self._copier.finish(pairs)
             ended = time.perf_counter_ns()
+            if watch is not None:
+                watch.check()
             writing.copy_ns = ended - started
             writing.blocked_ns += ended - result.waiting_since_ns if result.waiting_since_ns else 0
         except Exception as error:  # noqa: BLE001 - the loop goes on, the result says what happened
@@ -247,10 +255,12 @@ class Checkpointer:
         finally:
             result.mark_copied()
 
-    def _publish(self, writing: SlotWriter, pairs: Pairs, result: SaveResult) -> None:
+    def _publish(
+        self, writing: SlotWriter, pairs: Pairs, result: SaveResult, watch: Watch | None = None
+    ) -> None:
         """Seal and publish what is copied, on the checkpoint thread."""
         if not result.copied:
-            self._copy(writing, pairs, result)
+            self._copy(writing, pairs, result, watch)
         try:
             if not result.finished:
                 result.mark_published(writing.commit())

@@ -155,6 +155,40 @@ def test_training_goes_on_where_memory_is_too_short_for_a_save(fd):
     training.step()
 
 
+def test_a_parameter_that_is_changed_while_it_is_copied_fails_one_save_and_is_copied_at_once_then(fd):
+    training = Training(fd)
+    training.train(1, 3)
+    checkpointer, (parameter, *_) = training.checkpointer, training.model.parameters()
+    checkpointer._last.wait(40)
+    finish, release = checkpointer._copier.finish, threading.Event()
+
+    def slow(pairs):
+        release.wait(40)
+        finish(pairs)
+
+    def save(step):
+        release.clear()
+        result = checkpointer.save(step)
+        with torch.no_grad():
+            parameter.add_(1)
+        release.set()
+        return result
+
+    checkpointer._copier.finish, checkpointer._copier.cpu_bound = slow, False
+    with pytest.raises(CheckpointError, match=r"model.* was changed while it was copied \(call wait\(\)"):
+        save(4).wait(40)
+    assert max(i.step for i in ArenaReader(fd).published()) == 3
+    training.step()
+    expected = parameter.detach().clone()
+    assert save(5).wait(40).step == 5
+    training.step()
+    assert checkpointer.save(6).wait(40).step == 6  # an optimizer's step is not too early
+    checkpointer.close()
+    again = Training(fd, restore_step=5)
+    again.checkpointer.restore()
+    assert torch.equal(next(again.model.parameters()), expected)
+
+
 def test_training_waits_for_peers_only_with_a_lag_and_only_once(fd, monkeypatch):
     from pulsetrain.checkpoint import peer_lag as module
 
