@@ -24,7 +24,7 @@ def memory_left(proc: Path = Path("/proc"), mounts: Path = Path("/sys/fs/cgroup"
     swap = machine.get("SwapFree:", 0)
     left = [_left_v1(group, swap) if v1 else _left_v2(group, swap) for group, v1 in _groups(proc, mounts)]
     if "MemAvailable:" in machine:
-        left.append(machine["MemAvailable:"] + swap)
+        left.append(machine["MemAvailable:"] + swap + _zfs_cache(proc))
     return min((one for one in left if one is not None), default=None)
 
 
@@ -81,6 +81,16 @@ def _cache(group: Path, prefix: str) -> int:
     stat = _table(group / "memory.stat", 1)
     names = ("inactive_file", "active_file", "slab_reclaimable")
     return sum(stat.get(prefix + name, 0) for name in names)
+
+
+def _zfs_cache(proc: Path) -> int:
+    """What ZFS gives back when memory is short. MemAvailable leaves it out."""
+    try:
+        rows = (line.split() for line in (proc / "spl/kstat/zfs/arcstats").read_text().splitlines()[2:])
+        stats = {name: int(data) for name, _, data in rows}
+        return max(0, stats["size"] - stats["c_min"])
+    except (OSError, ValueError, KeyError):
+        return 0
 
 
 def _number(file: Path) -> int | None:

@@ -54,7 +54,7 @@ class SlotMemory:
                 region = self._map_grown(slot, size)
                 self._unpopulated.add(slot)
             if slot in self._unpopulated:
-                check_left(f"a checkpoint of {size / 1e6:.1f} MB", absent_bytes(region), self._left)
+                self._check_left(slot, region)
             return region
 
     def populate(self, slot: int) -> None:
@@ -76,8 +76,18 @@ class SlotMemory:
     def give_back(self, slot: int) -> None:
         """Free the memory of a slot of which nothing is needed. Where the kernel refuses, it stays."""
         with self._growing, contextlib.suppress(OSError):
-            self._unpopulated.add(slot)
-            self._regions[slot].madvise(mmap.MADV_REMOVE)
+            self._forget(slot).madvise(mmap.MADV_REMOVE)
+
+    def _check_left(self, slot: int, region: mmap.mmap) -> None:
+        try:
+            self._check_part(region, 0, len(region))
+        except MemoryShort:
+            self._forget(slot)  # a smaller checkpoint may still have room
+            raise
+
+    def _forget(self, slot: int) -> mmap.mmap:
+        self._unpopulated.discard(slot)
+        return self._regions.pop(slot)
 
     def _check_part(self, region: mmap.mmap, start: int, size: int) -> None:
         what = f"a checkpoint of {len(region) / 1e6:.1f} MB"

@@ -75,6 +75,13 @@ def test_version_1(tmp_path, seen):
     assert machine.left() == GB
 
 
+def test_the_cache_of_zfs_counts_as_free(tmp_path):
+    machine = Machine(tmp_path)
+    stats = f"13 1 0x01 123 33456 1 2\nname type data\nc_min 4 {GB}\nsize 4 {4 * GB}\n"
+    machine.write(machine.proc / "spl/kstat/zfs/arcstats", stats)
+    assert machine.left() == 50_000_000 * 1024 + 3 * GB
+
+
 def test_where_nothing_can_be_read_nothing_is_refused(tmp_path):
     assert memory_left(tmp_path, tmp_path) is None
     check_left("a checkpoint", 10**15, lambda: None)

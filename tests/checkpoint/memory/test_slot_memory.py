@@ -7,7 +7,7 @@ import pytest
 
 from pulsetrain.checkpoint.memory.slot_memory import SlotMemory, slot_offset
 from pulsetrain.checkpoint.memory.slots import PAGE
-from pulsetrain.core.errors import CheckpointError, CorruptData
+from pulsetrain.core.errors import CheckpointError, CorruptData, MemoryShort
 
 
 @pytest.fixture
@@ -61,3 +61,12 @@ def test_a_slot_that_cannot_grow_is_an_error(fd):
             SlotMemory(fd).grown(0, 100)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_slot_that_was_too_large_takes_a_smaller_checkpoint(fd):
+    memory = SlotMemory(fd, lambda: 5 * PAGE)
+    with pytest.raises(MemoryShort):
+        memory.grown(0, 9 * PAGE)
+    memory.grown(0, 4 * PAGE)[:5] = b"first"
+    memory.populate(0)
+    assert os.fstat(fd).st_blocks * 512 == 4 * PAGE
