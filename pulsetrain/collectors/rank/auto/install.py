@@ -19,6 +19,7 @@ _FOLDER = "pulsetrain.collectors.rank.auto"
 PARTS = (
     f"{_FOLDER}.backward",
     f"{_FOLDER}.optimizers",
+    f"{_FOLDER}.engines",
     f"{_FOLDER}.loader",
     f"{_FOLDER}.evaluation",
     f"{_FOLDER}.schedules",

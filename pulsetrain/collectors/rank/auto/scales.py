@@ -1,0 +1,142 @@
+"""The loss behind a scaled one: torch's `GradScaler`, and what DeepSpeed and Megatron-LM have instead."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from pulsetrain.collectors.rank.auto import untraced
+from pulsetrain.collectors.rank.auto.after import call_after
+from pulsetrain.collectors.rank.auto.context import Auto
+from pulsetrain.collectors.rank.auto.wrapping import argument
+from pulsetrain.collectors.rank.numbers import Number, number
+
+
+class Scale(NamedTuple):
+    """A method `owner.name` of `module` that returns its `argument`, scaled."""
+
+    module: str
+    owner: str
+    name: str
+    argument: str
+
+
+SCALES = (
+    Scale("deepspeed.runtime.base_optimizer", "DeepSpeedOptimizer", "scale_if_loss", "value"),
+    Scale("deepspeed.runtime.fp16.loss_scaler", "LossScalerBase", "scale_loss", "loss"),
+    Scale("megatron.core.optimizer.optimizer", "MegatronOptimizer", "scale_loss", "loss"),
+)
+
+
+def install(auto: Auto, losses: Losses) -> None:
+    """Watch whatever scales a loss. Frameworks are watched once they are imported.
+
+    A class with a `scale` of its own, as FSDP's sharded scaler, is wrapped when a scaler of it is made.
+    """
+    scaler = torch.amp.grad_scaler.GradScaler
+    wrap_scale(scaler, auto, losses)
+    scaler.__init__ = watched_init(scaler.__init__, auto, losses)  # type: ignore[method-assign]
+    for scale in SCALES:
+        auto.imports.when_imported(scale.module, _watch(scale, auto, losses))
+
+
+def _watch(scale: Scale, auto: Auto, losses: Losses) -> Callable[[ModuleType], None]:
+    def scaled(result: object, *args: object, **kwargs: object) -> None:
+        if auto.loop.listens:
+            losses.remember(result, argument(args, kwargs, 1, scale.argument))
+
+    def imported(module: ModuleType) -> None:
+        owner = getattr(module, scale.owner, None)
+        if hasattr(owner, scale.name):  # other versions have other names
+            call_after(owner, scale.name, scaled, auto.handle.fault)
+
+    return imported
+
+
+class Losses:
+    """Finds the loss in what a backward pass begins from, and undoes its scale."""
+
+    def __init__(self) -> None:
+        self._scaled: weakref.ref[torch.Tensor] | None = None
+        self._unscaled: torch.Tensor | None = None
+
+    def remember(self, scaled: object, unscaled: object) -> None:
+        """`scaled` was made from `unscaled`. Holds neither the graph nor the scaled tensor."""
+        if isinstance(scaled, torch.Tensor) and isinstance(unscaled, torch.Tensor):
+            self._scaled, self._unscaled = weakref.ref(scaled), unscaled.detach()
+
+    def of(self, tensors: object, gradients: object) -> Number | None:
+        """Return the loss: a single scalar. None for anything else.
+
+        Scripts that write their own pipeline often give it a gradient of one element.
+        """
+        if isinstance(tensors, Sequence) and len(tensors) == 1:
+            tensors = tensors[0]
+        if isinstance(gradients, Sequence) and len(gradients) == 1:
+            gradients = gradients[0]
+        if not isinstance(tensors, torch.Tensor) or tensors.numel() != 1:
+            return None
+        if isinstance(gradients, torch.Tensor) and gradients.numel() != 1:
+            return None
+        scaled, unscaled = self._scaled, self._unscaled
+        self._scaled = self._unscaled = None
+        if unscaled is not None and scaled is not None and scaled() is tensors:
+            tensors = unscaled
+        if tensors.is_meta or (tensors.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return None
+        try:
+            return number(tensors.reshape(()))
+        except (TypeError, ValueError, RuntimeError):  # no value on this rank, as of a partial DTensor
+            return None
+
+
+def wrap_scale(scaler: type, auto: Auto, losses: Losses) -> None:
+    """Watch the `scale` of this class and of each one that it inherits from, once."""
+    for kind in scaler.__mro__:
+        original = vars(kind).get("scale")
+        if inspect.isfunction(original) and not hasattr(original, "_pulsetrain"):
+            kind.scale = watched_scale(original, auto, losses)  # type: ignore[attr-defined]
+
+
+def watched_init(original: Callable[..., None], auto: Auto, losses: Losses) -> Callable[..., None]:
+    """Return `GradScaler.__init__`, which every scaler's own calls."""
+
+    @functools.wraps(original)
+    def init(scaler: object, *args: Any, **kwargs: Any) -> None:
+        original(scaler, *args, **kwargs)
+        try:
+            wrap_scale(type(scaler), auto, losses)
+        except Exception:  # noqa: BLE001 - the script must not see our faults
+            auto.handle.fault()
+
+    return init
+
+
+def watched_scale(original: Callable[..., Any], auto: Auto, losses: Losses) -> Callable[..., Any]:
+    """Return `original`, which remembers what it scaled."""
+
+    @untraced.hook
+    def scaled(result: object, outputs: object) -> None:
+        try:
+            if auto.loop.listens:
+                losses.remember(result, outputs)
+        except Exception:  # noqa: BLE001 - the script must not see our faults
+            auto.handle.fault()
+
+    @functools.wraps(original)
+    @untraced.wrapper
+    def scale(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        outputs = args[1] if len(args) > 1 else kwargs.get("outputs")
+        if outputs is not None and not torch.compiler.is_compiling():
+            scaled(result, outputs)
+        return result
+
+    scale._pulsetrain = True  # type: ignore[attr-defined]  # so that it is not wrapped twice
+    return scale
