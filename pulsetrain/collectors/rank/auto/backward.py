@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -12,11 +13,22 @@ from pulsetrain.collectors.rank.auto import graph, scales, untraced
 from pulsetrain.collectors.rank.auto.context import Auto
 from pulsetrain.collectors.rank.auto.scales import Losses
 
+MEGATRON = "megatron.core.pipeline_parallel.schedules"
+
 
 def install(auto: Auto) -> None:
-    """Wrap `torch.autograd.backward`, which `Tensor.backward` looks up at each call, and all scales."""
+    """Wrap `torch.autograd.backward`, which `Tensor.backward` looks up at each call, and all scales.
+
+    Megatron-LM calls the engine itself where it has freed the outputs of a pipeline stage.
+    """
     losses = Losses()
     torch.autograd.backward = watched_backward(torch.autograd.backward, auto, losses)
+
+    def megatron(module: ModuleType) -> None:
+        if hasattr(module, "custom_backward"):  # other versions may have another name
+            module.custom_backward = watched_backward(module.custom_backward, auto, losses)
+
+    auto.imports.when_imported(MEGATRON, megatron)
     scales.install(auto, losses)
 
 

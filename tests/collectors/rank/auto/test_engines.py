@@ -114,3 +114,25 @@ def test_versions_with_other_names_are_left_alone(watched, auto, monkeypatch):
     engines.install(auto)
     backward.install(auto)
     assert watched.errors == 0
+
+
+def custom_backward(output, grad_output):
+    """Megatron-LM's, for outputs that it has freed."""
+    ones = torch.ones_like(output) if grad_output is None else grad_output
+    torch.autograd.Variable._execution_engine.run_backward((output,), (ones,), False, False, (), True, True)
+
+
+def test_a_backward_pass_that_megatron_runs_itself_is_seen(watched, auto, monkeypatch):
+    module = ModuleType(backward.MEGATRON)
+    module.custom_backward = custom_backward
+    monkeypatch.setitem(sys.modules, backward.MEGATRON, module)
+    backward.install(auto)
+    model = nn.Linear(3, 3)
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for _ in range(3):
+        loss = model(INPUT).square().mean()
+        module.custom_backward(loss, None)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert recorded(watched, auto) == [(i, pytest.approx(loss)) for i, loss in enumerate(losses)]
