@@ -42,9 +42,19 @@ class EventPool:
         self._free: list[Event] = []
 
     def recorded(self) -> Event:
-        """Return an event that was just recorded on the current stream."""
+        """Return an event that was just recorded on the current stream.
+
+        An event belongs to the device on which it was first recorded. The script may have gone to another.
+        """
         event = self._free.pop() if self._free else self._create()
-        event.record()
+        try:
+            event.record()
+        except Exception:
+            if not self._free:
+                raise
+            self._free.clear()
+            event = self._create()
+            event.record()
         return event
 
     def give(self, event: Event) -> None:
@@ -56,7 +66,8 @@ class DeviceClock:
     """Converts events to the host's clock.
 
     The base event passed no earlier than any event was recorded, less the time between the two. The largest
-    of these bounds is the estimate. It is exact once the device was idle when an event was recorded.
+    of these bounds is the estimate. It is exact once the device was idle when an event was recorded. Events
+    of different devices have no time between them: then the estimate begins anew with the new event.
     """
 
     def __init__(self) -> None:
@@ -70,7 +81,10 @@ class DeviceClock:
         """
         if self._base is None:
             self._base, self._base_ns = event, recorded_ns
-        elapsed_ms = self._base.elapsed_time(event)
+        try:
+            elapsed_ms = self._base.elapsed_time(event)
+        except Exception:  # noqa: BLE001 - torch and CUDA name it in different ways
+            self._base, self._base_ns, elapsed_ms = event, recorded_ns, 0.0
         elapsed_ns = round(elapsed_ms * 1e6)
         self._base_ns = min(max(self._base_ns, recorded_ns - elapsed_ns), now_ns - elapsed_ns)
         passed_ns = self._base_ns + elapsed_ns

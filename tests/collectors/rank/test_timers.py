@@ -64,6 +64,41 @@ class Watched:
         return [int(d) for d in spans["end"] - spans["start"]]
 
 
+class EventOfADevice(Event):
+    """Belongs to the device on which it was first recorded, as CUDA's."""
+
+    current = "cuda:0"
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        self.at = ""
+
+    def record(self) -> None:
+        self.at = self.at or EventOfADevice.current
+        if self.at != EventOfADevice.current:
+            raise RuntimeError("Event device does not match recording stream's device")
+        super().record()
+
+    def elapsed_time(self, end: Event) -> float:
+        assert isinstance(end, EventOfADevice)
+        if self.at != end.at:
+            raise RuntimeError("CUDA error: invalid resource handle")
+        return super().elapsed_time(end)
+
+
+def test_phases_are_timed_after_the_script_has_gone_to_another_device(monkeypatch):
+    device = Device(passes_ns=[i * 7 * MS for i in range(100)], done=100)
+    watched = Watched(device)
+    watched.timer.pool = EventPool(lambda: EventOfADevice(device))
+    for current in ("cuda:0", "cuda:1"):
+        monkeypatch.setattr(EventOfADevice, "current", current)
+        for _ in range(3):
+            with watched.phase:
+                pass
+    assert watched.durations() == [7 * MS] * 6
+    assert watched.reader.status().errors == 0
+
+
 def test_inside_the_capture_of_a_graph_no_event_is_asked():
     device = Device(passes_ns=[i * 7 * MS for i in range(100)])
     watched = Watched(device)
