@@ -37,9 +37,9 @@ def watched_next(original: Callable[[Any], Any], auto: Auto) -> Callable[[Any], 
     loop, fault = auto.loop, auto.handle.fault
 
     @untraced.hook
-    def begin() -> None:
+    def begin(iterator: object) -> None:
         try:
-            loop.begin_fetch()
+            loop.begin_fetch(iterator)
         except Exception:  # noqa: BLE001 - the script must not see our faults
             fault()
 
@@ -67,7 +67,7 @@ def watched_next(original: Callable[[Any], Any], auto: Auto) -> Callable[[Any], 
             return original(iterator)
         try:
             loop.is_fetching = True
-            begin()
+            begin(iterator)
             batch = original(iterator)
         except BaseException:
             loop.is_fetching = False

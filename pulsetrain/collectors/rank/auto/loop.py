@@ -11,6 +11,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from pulsetrain.collectors.rank.auto.cycle import OptimizerCycle
+from pulsetrain.collectors.rank.auto.feeds import Feeds
 from pulsetrain.collectors.rank.auto.graph import GraphCount
 from pulsetrain.collectors.rank.auto.segments import Segments
 from pulsetrain.collectors.rank.auto.tally import Tally
@@ -48,7 +49,7 @@ class TrainingLoop:
 
     def __init__(self, handle: Handle, segments: Segments, description: Description) -> None:
         self._handle, self.segments, self._description = handle, segments, description
-        self._cycle = OptimizerCycle()
+        self._cycle, self._feeds = OptimizerCycle(), Feeds()
         self.done, self.since = Tally(), Tally()
         self.trained: dict[int, int] = {}
         self.ended_optimizers = 0
@@ -107,10 +108,11 @@ class TrainingLoop:
         """Take what the graph behind a backward pass says."""
         self._graphs.append(graph)
 
-    def begin_fetch(self) -> None:
-        """The script asks its data loader for a batch."""
-        if self.segments.current == "evaluation":
+    def begin_fetch(self, iterator: object) -> None:
+        """The script asks an iterator of a data loader for a batch."""
+        if self.segments.current == "evaluation" and self._feeds.is_evaluation(iterator):
             return
+        self._feeds.fetched(iterator)
         self._doubt_optimizer()
         self._handle.start_clock()
         self.segments.switch("data")
@@ -144,6 +146,7 @@ class TrainingLoop:
         self._doubt_optimizer()
         self._handle.start_clock()
         self._handle.hold_at_backward()
+        self._feeds.trained()
         self.since.backwards += 1
         if self.overfull:
             self.since.losses.clear()
@@ -232,6 +235,7 @@ class TrainingLoop:
         """The trained model is put into evaluation mode."""
         steps = bool(self._stepping) and not self._step_raised
         if not self._in_backward and not steps and self.segments.current != "evaluation":
+            self._feeds.begin_evaluation()
             self.segments.switch("evaluation")
 
     def end_evaluation(self) -> None:
@@ -253,7 +257,7 @@ class TrainingLoop:
     def begin_again(self) -> None:
         """The attempt is over, in the middle of whatever it did. The script begins anew in this process."""
         self.segments.switch("")
-        self._cycle = OptimizerCycle()
+        self._cycle, self._feeds = OptimizerCycle(), Feeds()
         self.done, self.since = Tally(), Tally()
         self._graphs, self._stepping = [], []
         self._in_backward = self._ended_at = self._waited = self._closed_steps = 0

@@ -458,6 +458,47 @@ def test_evaluation_of_the_trained_model_is_a_phase_and_of_another_is_not(watche
     assert [tokens for _, tokens, _ in steps(watched, auto)] == []
 
 
+def train_and_evaluate(model, optimizer, evaluate):
+    """Fetch the next batch before the model is put back into training mode, as transformers does."""
+    iterator = iter(loader())
+    batch = next(iterator)
+    for _ in range(4):
+        model.train()
+        loss_of(model, batch[0]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.eval()
+        with torch.no_grad():
+            evaluate(model, iterator)
+        batch = next(iterator, None)
+
+
+def test_a_batch_that_is_fetched_before_train_is_called_ends_the_evaluation(watched, auto, model, optimizer):
+    def evaluate(model, iterator):
+        for (batch,) in loader(4):
+            loss_of(model, batch)
+
+    train_and_evaluate(model, optimizer, evaluate)
+    auto.loop.finish()
+    spans, rows = watched.reader.drain()
+    assert rows["tokens"].tolist() == [16] * 4
+    seen = [watched.reader.names[s["name"]] for s in spans]
+    assert seen == ["data", "forward", "backward", "optimizer", "evaluation"] * 4 + ["data"]
+
+
+def test_an_evaluation_may_use_batches_of_the_training(watched, auto, model, optimizer):
+    iterator = iter(loader(1))
+    for _ in range(4):
+        loss_of(model, next(iterator)[0]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.eval()
+        next(iterator)
+        assert auto.segments.current == "evaluation"
+        model.train()
+    assert [tokens for _, tokens, _ in steps(watched, auto)] == [8] * 4
+
+
 def test_a_backward_that_raises_leaves_nothing_open_and_its_error_is_the_scripts(watched, auto, model):
     with pytest.raises(RuntimeError, match="grad can be implicitly created only for scalar outputs"):
         model(TOKENS).backward()
