@@ -55,7 +55,7 @@ class TrainingLoop:
         self.ended_optimizers = 0
         self.is_fetching = False
         self._graphs: list[GraphCount] = []  # one for each backward pass of the step that is observed
-        self._tokens_per_backward, self._flops_per_unit, self._unit = 0, 0.0, ""
+        self._tokens_per_backward, self._flops_per_token, self._flops_per_backward = 0, 0.0, 0.0
         self._ended_steps = self._closed_steps = 0
         self._given: set[str] = set()
         self._stepping: list[object] = []  # optimizers that step now, the outermost first
@@ -360,16 +360,18 @@ class TrainingLoop:
             if self._tokens_per_backward:
                 self.count_tokens("embedding")
         if len(graphs) == tally.backwards and all(graph.flops for graph in graphs):
-            self._unit = "token" if tally.tokens else "backward"
             total = sum(graph.flops for graph in graphs)
-            self._flops_per_unit = total / (tally.tokens or tally.backwards)
+            self._flops_per_token = total / tally.tokens if tally.tokens else 0.0
+            self._flops_per_backward = total / tally.backwards
 
     def _tokens(self, tally: Tally) -> int:
         return tally.tokens or self._tokens_per_backward * tally.backwards
 
     def _flops(self, tally: Tally) -> float | None:
-        if self._unit:
-            return self._flops_per_unit * (tally.tokens if self._unit == "token" else tally.backwards)
+        if self._flops_per_token and tally.tokens:
+            return self._flops_per_token * tally.tokens
+        if self._flops_per_backward:  # also of an update from a batch that was fetched before
+            return self._flops_per_backward * tally.backwards
         tokens = self._tokens(tally) if self._source in TOKEN_SOURCES else 0
         return 6.0 * sum(self.trained.values()) * tokens if self.trained and tokens else None
 
@@ -381,4 +383,4 @@ class TrainingLoop:
         if tally.losses and "loss" not in self._given:
             describe.set("loss", INFERRED)
         if "flops" not in self._given and self._flops(tally):
-            describe.set("flops", "autograd graph" if self._unit else "parameters")
+            describe.set("flops", "autograd graph" if self._flops_per_backward else "parameters")

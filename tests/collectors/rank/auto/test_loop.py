@@ -120,6 +120,18 @@ def test_flops_follow_the_parameters_where_the_graph_hides_products(watched, aut
     assert described(watched)["flops"] == "parameters"
 
 
+def test_updates_from_a_batch_that_was_fetched_before_have_flops(watched, auto, model, optimizer):
+    """As in PPO, which trains several times on what it has sampled."""
+    for (tokens,) in loader():
+        for _ in range(2):
+            loss_of(model, tokens).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    auto.loop.finish()
+    head = 2 * 3 * 2 * 7 * 4 * 11
+    assert watched.reader.drain()[1]["flops"].tolist()[3:] == [head] * 5
+
+
 def test_gradient_accumulation_is_one_step_and_its_losses_add_up(watched, auto, model, optimizer):
     wanted = []
     for i, (tokens,) in enumerate(loader(1)):
