@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -56,17 +56,25 @@ def watched_train(original: Callable[..., Any], auto: Auto) -> Callable[..., Any
 
 
 class _Trained:
-    """Knows the trained model. Asks a module once for each set of trained parameters."""
+    """Knows the trained model, also where the optimizers train copies of its parameters.
+
+    Asks a module once for each set of trained parameters.
+    """
 
     def __init__(self, auto: Auto) -> None:
         self._auto = auto
-        self._asked: weakref.WeakKeyDictionary[nn.Module, tuple[int, bool]] = weakref.WeakKeyDictionary()
+        self._asked: weakref.WeakKeyDictionary[nn.Module, tuple[int, int, bool]] = weakref.WeakKeyDictionary()
 
     def __call__(self, module: nn.Module) -> bool:
-        trained = self._auto.loop.trained
+        loop = self._auto.loop
+        sets = id(loop.trained), id(loop.copied)
         known = self._asked.get(module)
-        if known is None or known[0] != id(trained):
-            held = sum(trained.get(id(parameter), 0) for parameter in module.parameters())
-            known = (id(trained), held >= LEAST * sum(trained.values()))
+        if known is None or known[:2] != sets:
+            known = (*sets, _holds(module, loop.trained) or _holds(module, loop.copied))
             self._asked[module] = known
-        return known[1]
+        return known[2]
+
+
+def _holds(module: nn.Module, trained: Mapping[int, int]) -> bool:
+    held = sum(trained.get(id(parameter), 0) for parameter in module.parameters())
+    return held > 0 and held >= LEAST * sum(trained.values())

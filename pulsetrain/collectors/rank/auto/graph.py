@@ -7,17 +7,22 @@ A product of m x k by k x n has 2mkn FLOPs, and as many again for each operand t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from pulsetrain.collectors.rank.auto import sizes
+
 MOST_NODES = 50_000
 """A larger graph is not counted. Each node takes about two microseconds."""
 HARMLESS = ("torch::autograd::", "_DDPSinkBackward", "RegisterPostBackwardFunctionBackward")
 """Nodes without a product inside: torch's own of its engine, of DDP and of FSDP2."""
+LEAF = "torch::autograd::AccumulateGrad"
+RECOMPUTED = "Checkpoint"
+"""In the names of functions that run forward again in the backward pass, as torch's and DeepSpeed's."""
 RECURRENT = ("Rnn", "Lstm", "Gru")
 """Their kernels hide products."""
 UNCOUNTED = (
@@ -35,10 +40,16 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class GraphCount:
-    """`flops` of forward and backward, 0: unknown. `tokens`: the most indices that an embedding was given."""
+    """`flops` of forward and backward, 0: unknown. `tokens`: the most indices that an embedding was given.
+
+    `leaves`: how many numbers of each parameter that gets a gradient this rank computes with, by its id.
+    `hides_leaves`: whether there are more of them, in what is recomputed.
+    """
 
     flops: float
     tokens: int
+    leaves: Mapping[int, int] = field(default_factory=dict, compare=False)
+    hides_leaves: bool = field(default=False, compare=False)
 
 
 def count(roots: object) -> GraphCount:
@@ -49,19 +60,23 @@ def count(roots: object) -> GraphCount:
     """
     tensors = roots if isinstance(roots, (list, tuple)) else (roots,)
     starts = [t.grad_fn for t in tensors if isinstance(t, torch.Tensor) and t.grad_fn is not None]
-    flops, tokens, hidden = 0.0, 0, not starts
+    flops, tokens, hidden, hides_leaves = 0.0, 0, not starts, False
+    leaves: dict[int, int] = {}
     for number, node in enumerate(_nodes(starts)):
         name = node.name()
         if number >= MOST_NODES or _hides_products(name):
             hidden = True
+        hides_leaves = hides_leaves or number >= MOST_NODES or RECOMPUTED in name
         if number >= MOST_NODES:
             break
+        if name == LEAF and isinstance(node.variable, torch.nn.Parameter):
+            leaves[id(node.variable)] = sizes.numbers(node.variable)
         if name.startswith("EmbeddingBackward"):
             tokens = max(tokens, prod(_output(node)[:-1]))
         for kind, formula in _PRODUCTS.items():
             if name.startswith(kind):
                 flops += formula(node)
-    return GraphCount(0.0 if hidden else flops, tokens)
+    return GraphCount(0.0 if hidden else flops, tokens, leaves, hides_leaves)
 
 
 def _nodes(starts: Iterable[Any]) -> Iterator[Any]:

@@ -42,7 +42,9 @@ class TrainingLoop:
     Only `step_in_backward` may come from another thread: the engine's, while the main one waits for it.
 
     - `done`: what belongs to the step that is about to end. `since`: what came after its last optimizer.
-    - `trained`: how many numbers of each parameter the optimizers train, by the parameter's id.
+    - `trained`: how many numbers of each parameter the optimizers train, by the parameter's id. `say_sizes`:
+      whether these are the true ones in any case.
+    - `copied`: the same of the model's parameters where the optimizers train copies or shards of them.
     - `ended_optimizers`: how many steps of optimizers have ended.
     - `is_fetching`: whether a data loader is asked for a batch now.
     """
@@ -52,6 +54,8 @@ class TrainingLoop:
         self._cycle, self._feeds = OptimizerCycle(), Feeds()
         self.done, self.since = Tally(), Tally()
         self.trained: dict[int, int] = {}
+        self.copied: dict[int, int] = {}
+        self.say_sizes = self._hides_copied = False
         self.ended_optimizers = 0
         self.is_fetching = False
         self._graphs: list[GraphCount] = []  # one for each backward pass of the step that is observed
@@ -355,6 +359,7 @@ class TrainingLoop:
     def _learn(self, tally: Tally) -> None:
         """Take from the observed step what one token, or one backward pass, costs."""
         graphs, self._graphs = self._graphs, []
+        self._learn_copied(graphs)
         if not tally.tokens:
             self._tokens_per_backward = max(graph.tokens for graph in graphs)
             if self._tokens_per_backward:
@@ -363,6 +368,12 @@ class TrainingLoop:
             total = sum(graph.flops for graph in graphs)
             self._flops_per_token = total / tally.tokens if tally.tokens else 0.0
             self._flops_per_backward = total / tally.backwards
+
+    def _learn_copied(self, graphs: list[GraphCount]) -> None:
+        leaves = {key: numbers for graph in graphs for key, numbers in graph.leaves.items()}
+        if self.trained and not self.say_sizes and leaves.keys().isdisjoint(self.trained):
+            self.copied = leaves
+            self._hides_copied = any(graph.hides_leaves for graph in graphs)
 
     def _tokens(self, tally: Tally) -> int:
         return tally.tokens or self._tokens_per_backward * tally.backwards
@@ -373,7 +384,8 @@ class TrainingLoop:
         if self._flops_per_backward:  # also of an update from a batch that was fetched before
             return self._flops_per_backward * tally.backwards
         tokens = self._tokens(tally) if self._source in TOKEN_SOURCES else 0
-        return 6.0 * sum(self.trained.values()) * tokens if self.trained and tokens else None
+        numbers = 0 if self._hides_copied else sum((self.copied or self.trained).values())
+        return 6.0 * numbers * tokens if numbers and tokens else None
 
     def _describe(self, tally: Tally) -> None:
         """Say what is inferred. After the first steps nothing changes, so nothing is written."""

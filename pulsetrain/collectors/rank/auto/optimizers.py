@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from pulsetrain.collectors.rank.auto import untraced, updates
+from pulsetrain.collectors.rank.auto import sizes, untraced, updates
 from pulsetrain.collectors.rank.auto.context import Auto
 from pulsetrain.collectors.rank.numbers import Number
 
@@ -76,7 +76,8 @@ class OptimizerWatch:
         try:
             if optimizer not in self._known:
                 self._known.add(optimizer)
-                loop.trained = updates.parameters(self._known)
+                loop.trained = sizes.parameters(self._known)
+                loop.say_sizes = sizes.say_sizes(self._known)
             return updates.count(optimizer) if loop.wants_count and not loop.in_backward else None
         except Exception:  # noqa: BLE001 - an optimizer of the script's own may keep anything as its state
             self._auto.handle.fault()

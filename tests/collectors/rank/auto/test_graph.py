@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from pulsetrain.collectors.rank.auto import graph
+from pulsetrain.collectors.rank.auto import graph, sizes
 from pulsetrain.collectors.rank.auto.graph import GraphCount, count
 
 TOKENS = torch.zeros(2, 8, dtype=torch.int64)
@@ -85,3 +85,19 @@ def test_saved_tensors_are_not_unpacked_and_the_gradients_are_the_same():
 def test_a_tensor_without_a_graph_has_none():
     assert count(torch.ones(())) == GraphCount(0.0, 0)
     assert count(None) == GraphCount(0.0, 0)
+
+
+def test_the_parameters_behind_a_loss_are_known_and_whether_some_are_recomputed():
+    model = Attention()
+    whole = count(model(TOKENS).sum())
+    assert whole.leaves == {id(p): p.numel() for p in model.parameters()}
+    assert not whole.hides_leaves
+    outer = checkpoint(model.head, model.embed(TOKENS), use_reentrant=True).sum()
+    assert count(outer).leaves == {id(model.embed.weight): 88}
+    assert count(outer).hides_leaves
+
+
+def test_a_parameter_of_which_a_shard_is_left_counts_as_a_whole():
+    zero, flat = nn.Parameter(torch.empty(0)), nn.Parameter(torch.empty(3))
+    zero.ds_numel, flat._unpadded_unsharded_size = 12, torch.Size([11])
+    assert [sizes.numbers(p) for p in (zero, flat, nn.Parameter(torch.empty(5)))] == [12, 11, 5]

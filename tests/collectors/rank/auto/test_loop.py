@@ -470,6 +470,51 @@ def test_evaluation_of_the_trained_model_is_a_phase_and_of_another_is_not(watche
     assert [tokens for _, tokens, _ in steps(watched, auto)] == []
 
 
+class Hiding(torch.autograd.Function):
+    """May hide products, as compiled code does."""
+
+    @staticmethod
+    def forward(ctx, loss):
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def train_a_shard(model, forward=Hiding.apply):
+    """Train a flat copy of a quarter of the model's numbers, as ZeRO does. Yields after each step."""
+    shard = nn.Parameter(torch.zeros(sum(p.numel() for p in model.parameters()) // 4))
+    optimizer = torch.optim.AdamW([shard])
+    for (tokens,) in loader():
+        forward(loss_of(model, tokens)).backward()
+        shard.grad = torch.zeros_like(shard)
+        optimizer.step()
+        yield
+
+
+def test_evaluation_is_seen_where_the_optimizer_trains_a_shard(watched, auto, model):
+    seen = []
+    for _ in train_a_shard(model):
+        for module in (Model(), model):
+            module.eval()
+            seen.append(auto.segments.current)
+            module.train()
+    assert [name == "evaluation" for name in seen[-2:]] == [False, True]
+
+
+@pytest.mark.parametrize("hides", [False, True], ids=["whole", "recomputed"])
+def test_flops_are_of_the_whole_model_where_the_optimizer_trains_a_shard(watched, auto, model, hides):
+    def recomputed(loss):
+        return checkpoint(torch.clone, loss, use_reentrant=True)
+
+    list(train_a_shard(model, recomputed if hides else Hiding.apply))
+    auto.loop.finish()
+    flops = watched.reader.drain()[1]["flops"].tolist()[2:]
+    whole = 6 * 16 * sum(p.numel() for p in model.parameters())
+    assert flops == pytest.approx([float("nan") if hides else whole] * 2, nan_ok=True)
+
+
 def train_and_evaluate(model, optimizer, evaluate):
     """Fetch the next batch before the model is put back into training mode, as transformers does."""
     iterator = iter(loader())
