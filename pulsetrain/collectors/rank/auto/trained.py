@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -20,42 +20,64 @@ LOOKED_AT = 200_000  # objects inside what is saved. Beyond, the rest is not loo
 ALIKE = 1_000  # a container that begins with so many numbers or texts is taken to hold nothing else
 PLAIN = (str, bytes, int, float)
 FLAT_SHARE = 0.9  # a single one-dimensional parameter with so much of all elements is a flat buffer
+FLAT_MEAN = 16_384  # several are flat buffers if they have so many elements on average. Biases have fewer
+BUFFERS = 10_000  # flat buffers of an optimizer that are remembered
+
+
+class Size(NamedTuple):
+    """A parameter's elements on this rank, its elements altogether, and its dimensions."""
+
+    local: int
+    whole: int
+    dimensions: int
 
 
 class TrainedState:
     """The parameters that the optimizers of this process train, on this rank."""
 
     def __init__(self) -> None:
-        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._buffers: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[int, Size]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has stepped."""
-        self._optimizers.add(optimizer)
+        """An optimizer has stepped.
+
+        ZeRO-3 gives its optimizer one flat buffer for each step and takes it out again. So a single parameter
+        is remembered.
+        """
+        buffers = self._buffers.setdefault(optimizer, {})
+        groups = [group["params"] for group in optimizer.param_groups if group["params"]]
+        if len(groups) == 1 and len(groups[0]) == 1 and len(buffers) < BUFFERS:
+            buffers[id(groups[0][0])] = size(groups[0][0])
 
     def share(self, saved: object) -> float:
         """Return how many elements of training state `saved` holds, for each element that is trained.
 
         0 if no optimizer has stepped, or if nothing in `saved` looks like training state.
         """
-        parameters = list(self._parameters())
-        local = [local_elements(p) for p in parameters]
-        total = sum(local)
+        parameters = self._sizes()
+        total = sum(p.local for p in parameters)
         if not total:
             return 0.0
-        sizes = set(local) | {p.numel() for p in parameters}
+        sizes = {p.local for p in parameters} | {p.whole for p in parameters}
         tensors = [t for t in tensors_in(saved) if t.is_floating_point()]
         if _is_flat(parameters, total):  # a flat buffer is saved in pieces of other sizes
             return sum(map(local_elements, tensors)) / total
         return sum(local_elements(t) for t in tensors if t.numel() in sizes) / total
 
-    def _parameters(self) -> Iterator[torch.Tensor]:
-        seen = set()
-        for optimizer in list(self._optimizers):
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if id(parameter) not in seen:
-                        seen.add(id(parameter))
-                        yield parameter
+    def _sizes(self) -> list[Size]:
+        """Return the sizes of all parameters, each once."""
+        found: dict[int, Size] = {}
+        for optimizer, buffers in list(self._buffers.items()):
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            found.update({id(p): size(p) for p in parameters} or buffers)
+        return list(found.values())
+
+
+def size(parameter: torch.Tensor) -> Size:
+    """Return how large a parameter is."""
+    return Size(local_elements(parameter), parameter.numel(), parameter.dim())
 
 
 def local_elements(tensor: torch.Tensor) -> int:
@@ -63,8 +85,12 @@ def local_elements(tensor: torch.Tensor) -> int:
     return int(getattr(tensor, "_local_tensor", tensor).numel())
 
 
-def _is_flat(parameters: Iterable[torch.Tensor], total: int) -> bool:
-    return any(p.dim() == 1 and local_elements(p) > FLAT_SHARE * total for p in parameters)
+def _is_flat(parameters: list[Size], total: int) -> bool:
+    """Return whether the parameters are flat buffers, as of FSDP1 and ZeRO, and not those of a model."""
+    flat = [p for p in parameters if p.dimensions == 1]
+    if any(p.local > FLAT_SHARE * total for p in flat):
+        return True
+    return len(flat) == len(parameters) and total >= FLAT_MEAN * len(flat)
 
 
 def tensors_in(saved: object) -> Iterator[torch.Tensor]:

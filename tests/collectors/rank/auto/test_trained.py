@@ -95,6 +95,32 @@ def test_a_flat_buffer_is_saved_in_pieces_of_other_sizes():
     assert state.share(net.state_dict()) == pytest.approx(1.0)
 
 
+def test_several_flat_buffers_are_saved_in_pieces_of_other_sizes():
+    """FSDP1 makes one for each block."""
+    state, _ = trained_by(*(nn.Parameter(torch.zeros(20_000)) for _ in range(3)))
+    saved = {str(i): torch.zeros(100, 300) for i in range(2)}
+    assert state.share(saved) == pytest.approx(1.0)
+
+
+def test_biases_that_are_trained_alone_are_no_flat_buffers():
+    biases = [nn.Parameter(torch.zeros(64)) for _ in range(3)]
+    state, _ = trained_by(*biases)
+    assert state.share({"embeddings": torch.zeros(999, 77)}) == 0.0
+    assert state.share(biases) == pytest.approx(1.0)
+
+
+def test_buffers_that_an_optimizer_holds_only_while_it_steps_are_all_remembered():
+    """ZeRO-3 gives it one at a time, again in each step, and leaves it empty."""
+    buffers = [nn.Parameter(torch.zeros(20_000)) for _ in range(3)]
+    state, optimizer = TrainedState(), torch.optim.Adam(buffers, lr=0.1)
+    for buffer in buffers * 2:
+        optimizer.param_groups[0]["params"] = [buffer]
+        optimizer.step()
+        state.add(optimizer)
+        optimizer.param_groups[0]["params"] = []
+    assert state.share({"shard": torch.zeros(60_000)}) == pytest.approx(1.0)
+
+
 def test_an_optimizer_that_is_gone_counts_no_more():
     net = model()
     state, optimizer = trained_by(*net.parameters())
