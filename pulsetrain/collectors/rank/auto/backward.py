@@ -26,7 +26,8 @@ def install(auto: Auto) -> None:
 
     def megatron(module: ModuleType) -> None:
         if hasattr(module, "custom_backward"):  # other versions may have another name
-            module.custom_backward = watched_backward(module.custom_backward, auto, losses)
+            watched = watched_backward(module.custom_backward, auto, losses)
+            module.custom_backward = watched  # type: ignore[attr-defined]
 
     auto.imports.when_imported(MEGATRON, megatron)
     scales.install(auto, losses)
