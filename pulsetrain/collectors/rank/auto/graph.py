@@ -42,7 +42,8 @@ Shape = tuple[int, ...]
 class GraphCount:
     """`flops` of forward and backward, 0: unknown. `tokens`: the most indices that an embedding was given.
 
-    `leaves`: how many numbers of each parameter that gets a gradient this rank computes with, by its id.
+    `leaves`: how many numbers of each parameter that gets a gradient this rank computes with, by its id. Any
+    other tensor that gets one has 0: the input of a pipeline stage, or what is searched for.
     `hides_leaves`: whether there are more of them, in what is recomputed.
     """
 
@@ -69,8 +70,9 @@ def count(roots: object) -> GraphCount:
         hides_leaves = hides_leaves or number >= MOST_NODES or RECOMPUTED in name
         if number >= MOST_NODES:
             break
-        if name == LEAF and isinstance(node.variable, torch.nn.Parameter):
-            leaves[id(node.variable)] = sizes.numbers(node.variable)
+        if name == LEAF:
+            leaf = node.variable
+            leaves[id(leaf)] = sizes.numbers(leaf) if isinstance(leaf, torch.nn.Parameter) else 0
         if name.startswith("EmbeddingBackward"):
             tokens = max(tokens, prod(_output(node)[:-1]))
         for kind, formula in _PRODUCTS.items():

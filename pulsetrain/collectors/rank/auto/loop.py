@@ -371,7 +371,8 @@ class TrainingLoop:
 
     def _learn_copied(self, graphs: list[GraphCount]) -> None:
         leaves = {key: numbers for graph in graphs for key, numbers in graph.leaves.items()}
-        if self.trained and not self.say_sizes and leaves.keys().isdisjoint(self.trained):
+        is_model = bool(self.trained) and not self.say_sizes and any(leaves.values())
+        if is_model and leaves.keys().isdisjoint(self.trained):
             self.copied = leaves
             self._hides_copied = any(graph.hides_leaves for graph in graphs)
 

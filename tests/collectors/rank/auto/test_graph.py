@@ -97,6 +97,11 @@ def test_the_parameters_behind_a_loss_are_known_and_whether_some_are_recomputed(
     assert count(outer).hides_leaves
 
 
+def test_a_tensor_that_gets_a_gradient_and_is_no_parameter_has_no_size():
+    weight, found = nn.Parameter(torch.ones(4, 4)), torch.ones(4, 4, requires_grad=True)
+    assert count((weight @ found).sum()).leaves == {id(weight): 16, id(found): 0}
+
+
 def test_a_parameter_of_which_a_shard_is_left_counts_as_a_whole():
     zero, flat = nn.Parameter(torch.empty(0)), nn.Parameter(torch.empty(3))
     zero.ds_numel, flat._unpadded_unsharded_size = 12, torch.Size([11])

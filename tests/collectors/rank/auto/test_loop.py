@@ -503,6 +503,17 @@ def test_evaluation_is_seen_where_the_optimizer_trains_a_shard(watched, auto, mo
     assert [name == "evaluation" for name in seen[-2:]] == [False, True]
 
 
+def test_a_model_through_which_an_input_is_searched_is_not_trained(watched, auto, model):
+    found = torch.ones(2, 4, requires_grad=True)
+    optimizer = torch.optim.AdamW([found])
+    for _ in range(4):
+        Hiding.apply(model.head(found).sum()).backward()
+        optimizer.step()
+    model.eval()
+    assert auto.segments.current != "evaluation"
+    assert auto.loop.copied == {}
+
+
 @pytest.mark.parametrize("hides", [False, True], ids=["whole", "recomputed"])
 def test_flops_are_of_the_whole_model_where_the_optimizer_trains_a_shard(watched, auto, model, hides):
     def recomputed(loss):
