@@ -65,14 +65,15 @@ class SaveResult:
         self.wait(timeout_s)
         return self._poll(lambda arena: arena.replicated_step, "in a peer's memory", timeout_s, poll_s)
 
-    def wait_durable(self, timeout_s: float, poll_s: float = 0.02) -> bool:
+    def wait_durable(self, timeout_s: float, poll_s: float = 0.02) -> None:
         """Wait until the agent has committed this step, or a later one, to storage.
 
-        False at once where there is no storage. Raises `CheckpointError` where it is not committed after
-        `timeout_s`, and as `wait`.
+        Raises `CheckpointError` at once where there is no storage, where it is not committed after
+        `timeout_s`, and as `wait`. Who waits for this may delete older files next: it is never just false.
         """
         self.wait(timeout_s)
-        return self._poll(lambda arena: arena.durable_step, "in storage", timeout_s, poll_s)
+        if not self._poll(lambda arena: arena.durable_step, "in storage", timeout_s, poll_s):
+            raise CheckpointError(f"step {self.step} cannot be in storage: this job has none (--checkpoints)")
 
     def _poll(
         self, safe_step: Callable[[ArenaWriter], int], where: str, timeout_s: float, poll_s: float

@@ -141,7 +141,8 @@ def test_the_copy_beside_forward_and_backward_is_as_of_the_saved_step(fd):
 def test_without_an_agent_there_is_no_peer_and_no_storage_to_wait_for():
     result = Training().checkpointer.save(1)
     assert result.wait_replicated(40) is False
-    assert result.wait_durable(40) is False
+    with pytest.raises(CheckpointError, match="this job has none"):
+        result.wait_durable(40)
 
 
 def test_training_goes_on_where_memory_is_too_short_for_a_save(fd):

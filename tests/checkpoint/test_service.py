@@ -7,7 +7,7 @@ from pulsetrain.checkpoint.memory.header_page import NOWHERE
 from pulsetrain.checkpoint.peers.client import PeerClient
 from pulsetrain.checkpoint.save_result import SaveResult
 from pulsetrain.checkpoint.service import CheckpointServiceConfig
-from pulsetrain.core.errors import AuthError, ConfigError, WorldNeeded
+from pulsetrain.core.errors import AuthError, CheckpointError, ConfigError, WorldNeeded
 from pulsetrain.protocol.messages import WorldNode
 from pulsetrain.records.columns import Columns
 from tests.checkpoint.trainers import content, save, wait_until
@@ -83,7 +83,8 @@ def test_nobody_waits_for_peers_or_storage_that_are_not_there(cluster):
     for rank, result in results.items():
         result.mark_published(save(c.fds[rank], rank, 4, world=2))
     assert results[0].wait_replicated(40) is True
-    assert results[0].wait_durable(40) is False
+    with pytest.raises(CheckpointError, match="this job has none"):
+        results[0].wait_durable(40)
     c.set_world(["n0"], 1)  # the job shrinks to one node
     late = SaveResult(5, arena=ArenaWriter(c.fds[0]))
     late.mark_published(save(c.fds[0], 0, 5, world=1))
