@@ -247,7 +247,7 @@ def _hopeless(job: JobState) -> str:
         restarts.used += 1
         recovery.launch_at_s = job.services.clock.monotonic_s() + _wait_s(job, recovery)
     fault = recovery.fault
-    if fault.exit_code == USAGE_EXIT:
+    if fault.exit_code == USAGE_EXIT and not elasticity.is_at_fault(job, fault):
         return fault.reason
     if restarts.used > job.max_restarts:
         return f"{fault.reason}; {job.max_restarts} restarts are used up"
@@ -264,7 +264,7 @@ def _stuck(job: JobState) -> str:
         return ""
     if fault.event is Event.NODE_LOST:  # nodes that are lost one after the other are no reason to give up
         idle = min(idle, repeat_faults.times(job, fault.node, job.services.clock.monotonic_s()))
-    if idle < job.services.policy.no_progress_attempts:
+    if idle < job.services.policy.no_progress_attempts or elasticity.is_at_fault(job, fault):
         return ""
     return f"{fault.reason}; {idle} attempts in a row completed no step"
 

@@ -26,7 +26,7 @@ from pulsetrain.recovery.saves import (
 )
 from pulsetrain.recovery.snapshot import snapshot
 from pulsetrain.recovery.state import JobState
-from pulsetrain.recovery.transitions import Phase
+from pulsetrain.recovery.transitions import Event, Phase
 from pulsetrain.recovery.unequal_units import unequal_detail
 from pulsetrain.recovery.world_sizes import resize
 
@@ -134,7 +134,8 @@ def why_not_size(job: JobState, size: int) -> str:
         return _why_not_shards(held)
     if plan.order[0] < members.plan_restore(members.world, job.restarts.unrestorable).order[0]:
         return EARLIER
-    return job.resizing.refusal(size) if plan.shards.step >= 0 else ""
+    refused = plan.shards.step >= 0 or size in job.resizing.failed
+    return job.resizing.refusal(size) if refused else ""
 
 
 def _why_not_shards(held: Mapping[str, Sequence[Held]]) -> str:
@@ -184,6 +185,21 @@ def note_late_refusal(job: JobState, reason: str) -> None:
     """
     if not job.resizing.goes_back and _tell_refusal(job, [reason] if reason else []):
         job.resizing.goes_back = True
+
+
+def is_at_fault(job: JobState, fault: Fault) -> bool:
+    """Whether it is the new size at which ranks fail, so that a job that would be given up goes back.
+
+    Arguments may not divide, or memory may not suffice. At the size from before the job has trained.
+    """
+    resizing = job.resizing
+    if not resizing.is_untried or fault.event not in (Event.RANK_FAILED, Event.HANG):
+        return False
+    if not resizing.goes_back:
+        resizing.failed.add(resizing.size)
+        resizing.goes_back = _tell_refusal(job, [f"its ranks fail on {resizing.size} nodes: {fault.reason}"])
+        job.restarts.idle = 0
+    return True
 
 
 def after_stop(job: JobState) -> None:

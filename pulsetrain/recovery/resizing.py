@@ -32,7 +32,8 @@ class Resizing:
     when it grew last, None for never, and `short_lived` how often in a row it soon shrank again.
 
     `came_from` is the world before the size changed last, until the new one trains. `refused` says for which
-    sizes its state could not be put together, and why. `goes_back`: the next launch is of `came_from` again.
+    sizes its state could not be put together, or its ranks always `failed`, and why. `goes_back`: the next
+    launch is of `came_from` again.
     """
 
     sizes: WorldSizes
@@ -46,6 +47,7 @@ class Resizing:
     acted_in: int | None = None
     came_from: tuple[WorldNode, ...] = ()
     refused: dict[int, str] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)
     goes_back: bool = False
     cap: int = 0
     devices: int = 0
@@ -60,6 +62,11 @@ class Resizing:
         while size in self.refused and size != self.size and len(self.refused) < REFUSALS:
             size = self.sizes.fit(size - 1)
         return size or largest
+
+    @property
+    def is_untried(self) -> bool:
+        """Whether no step was done at this size, and a world of another size trained before."""
+        return len(self.came_from) not in (0, self.size)
 
     @property
     def is_final(self) -> bool:

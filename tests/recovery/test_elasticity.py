@@ -307,6 +307,53 @@ def test_a_job_whose_ranks_cannot_take_their_part_goes_back_to_its_size():
     run(scenario)
 
 
+@pytest.mark.parametrize(("code", "tries"), [(2, 1), (1, 3)], ids=["usage", "error"])
+@pytest.mark.parametrize("save", [saved, sharded], ids=["replicated", "sharded"])
+def test_a_job_whose_ranks_always_fail_at_another_size_goes_back_to_its_size(code, tries, save):
+    async def scenario():
+        fleet = fleet_of("ab", max_restarts=9)
+        await fleet.form()
+        save(fleet, 9)
+        b = fleet.agents["b"]
+        b.stepless = True
+        await lose(fleet, "a")
+        for _ in range(tries):
+            await later(fleet, 5)
+            await fleet.wait_for_launch()
+            assert (nodes_of(fleet), fleet.job.phase) == (["b"], Phase.RUNNING)
+            b.rank_exits(0, code, ("train.py: error: --batch must divide by the number of ranks",))
+        await later(fleet, 30)
+        assert (fleet.job.phase, len(fleet.job.world)) == (Phase.WAITING, 2)
+        assert "--batch must divide" in resizing_row(fleet.job)["why_not"]
+        b.stepless = False
+        fleet.agents["a"] = fleet.join("a", pid=77)
+        b.held += tuple(Held(rank=r, step=9, tier="peer", world=4, attempt=0) for r in (0, 1))
+        await later(fleet, 5)
+        assert (nodes_of(fleet), fleet.job.phase) == (["a", "b"], Phase.RUNNING)
+
+    run(scenario)
+
+
+def test_a_job_that_grew_to_where_its_ranks_fail_trains_on_at_its_size_and_is_given_up_if_it_fails_there():
+    async def scenario():
+        fleet = await shrunk()
+        saved(fleet, 15)
+        fleet.agents["b"] = fleet.join("b", pid=77)
+        for agent in fleet.agents.values():
+            agent.stepless = True
+        await later(fleet, 3)
+        assert nodes_of(fleet) == ["a", "b"]
+        fleet.agents["a"].stepless = False
+        fleet.agents["b"].rank_exits(2, 2)
+        await later(fleet, 30)
+        assert (nodes_of(fleet), fleet.job.phase) == (["a"], Phase.RUNNING)
+        fleet.agents["a"].rank_exits(0, 2)
+        await later(fleet, 5)
+        assert fleet.job.phase is Phase.FAILED
+
+    run(scenario)
+
+
 def test_a_size_that_ranks_refuse_is_given_up_for_a_smaller_one():
     async def scenario():
         fleet = fleet_of("abcd")
