@@ -37,11 +37,14 @@ from pulsetrain.checkpoint.slot_targets import LayoutCache, TargetCache
 from pulsetrain.checkpoint.state_restore import put_back, read_state
 from pulsetrain.checkpoint.statetree import collect, expected_bytes
 from pulsetrain.collectors.rank.handle import process_handle
-from pulsetrain.core.errors import CheckpointError, CorruptData, NotReshardable
+from pulsetrain.core.errors import CheckpointError, CorruptData, NotReshardable, PulsetrainError, UsageError
 
 log = structlog.get_logger(__name__)
 
 _COPY_AT_ONCE_BYTES = 8 << 20  # copied in less time than another thread needs to start
+DO_NOT_FIT = (CheckpointError, UsageError, ValueError, TypeError, LookupError, AssertionError)
+"""What loaders of a script raise where a state of another world does not fit. A device's errors do not say
+that."""
 
 
 class Checkpointer:
@@ -197,9 +200,10 @@ class Checkpointer:
             return
         try:
             take_form(self.state, offer)
-        except CheckpointError as error:
-            refuse_offer(self._arena, str(error))
-            raise NotReshardable(str(error)) from error
+        except DO_NOT_FIT as error:
+            why = str(error) if isinstance(error, PulsetrainError) else f"{type(error).__name__}: {error}"
+            refuse_offer(self._arena, why)
+            raise NotReshardable(why) from error
         state = self._full_state()
         leaves = collect(state)
         head, layout = self._layouts.of(state, leaves)

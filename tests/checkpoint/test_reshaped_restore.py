@@ -93,6 +93,24 @@ def test_a_model_of_another_size_is_refused_with_the_name_of_the_tensor(cluster)
     new.checkpointer.close()
 
 
+def test_a_state_that_a_loader_of_the_script_does_not_take_is_refused_too(cluster, monkeypatch):
+    def refuses(self, state):
+        raise ValueError("consumed = 10: not a multiple of 3 ranks")
+
+    old = Job(cluster.fds[0], world=2)
+    old.train()
+    old.checkpointer.save(5).wait_finished()
+    old.checkpointer.close()
+    cluster.set_world(["n0"], 1)
+    cluster.services["n0"].reshard([0], start({0: "peer:n0"}, world=2))
+    new = Job(cluster.fds[0], attempt=1, step=5)
+    monkeypatch.setattr(ElasticSampler, "load_state_dict", refuses)
+    with pytest.raises(NotReshardable, match="ValueError: consumed = 10"):
+        new.checkpointer.restore()
+    assert "consumed = 10" in cluster.services["n0"].not_reshardable(0)
+    new.checkpointer.close()
+
+
 def test_a_rank_that_is_offered_nothing_restores_its_own(cluster):
     old = Job(cluster.fds[0])
     old.train()
