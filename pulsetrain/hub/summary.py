@@ -79,7 +79,8 @@ def _waiting(job: JobSnapshot, cause: str) -> str:
     """For how many nodes the job waits. One whose size may change waits for the fewest that are enough."""
     if job.state_awaited_of:
         names = ", ".join(job.state_awaited_of)
-        return f"Waiting for lost node(s) {names}, whose memory has the state of the job: {cause}."
+        steps = f"without whose memory {job.state_awaited_steps} steps are lost"
+        return f"Waiting for lost node(s) {names}, {steps}: {cause}."
     row = resizing_row(job)
     missing = (row["nodes"] if row else job.nnodes) - len(job.active())
     if row is None or row["why_not"]:

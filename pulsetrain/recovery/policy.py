@@ -44,7 +44,7 @@ class Policy:
     lost_state_wait_s: float = 300.0
     """How long a job that would begin anew waits for lost nodes that have its state in memory.
 
-    0: not at all."""
+    Where it would only lose many steps, it waits for a tenth of their time if that is less. 0: not at all."""
     self_check_s: float = 0.3
     """Length of the self-check that every node runs before each relaunch."""
     arithmetic_check_s: float = 5.0

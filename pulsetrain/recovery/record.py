@@ -88,7 +88,9 @@ class Recovery:
     how many processes of each node wait to go on. `rolled_back`: an update of the program was at fault, and
     was taken back. `unexplained`: it was counted as a fault that names nobody, and `replayed`: training was
     replayed for it. `replay_named` are the nodes that go because of that. `state_awaited_of` are the lost
-    nodes for whose state it waits since `state_awaited_s`, in monotonic seconds, until `state_given_up`.
+    nodes for whose state it waits since `state_awaited_s`, in monotonic seconds, until `state_given_up`, or
+    until `steps_given_up` where not all steps would be lost. `state_awaited_steps` are those that would be,
+    and `step_s` is the time that one took, 0 while unknown.
     `hung`: a hang was named, and not yet acted on. torch's own timeout ends ranks that wait, then.
     """
 
@@ -116,6 +118,9 @@ class Recovery:
     state_awaited_of: tuple[str, ...] = ()
     state_awaited_s: float = 0.0
     state_given_up: bool = False
+    steps_given_up: bool = False
+    state_awaited_steps: int = 0
+    step_s: float = 0.0
     resumed_by: str = "checkpointer"
 
     def blame(self, fault: Fault) -> None:

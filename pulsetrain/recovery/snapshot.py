@@ -57,7 +57,7 @@ class JobSnapshot:
     was asked for, None where nobody did. `instrumentation` says of each kind of
     record whether it is explicit or inferred. `time_use` says what the job's time went to. `step_s` is the
     time of a step lately, 0 while unknown. `launches_in_s` is above 0 while it waits because attempts failed.
-    `state_awaited_of` are lost nodes whose state it waits for.
+    `state_awaited_of` are lost nodes whose state it waits for, and `state_awaited_steps` would be lost.
     `links` is what the last rounds over links said, None for none.
     `wrong_arithmetic` has the nodes that computed wrongly.
     `resizing` says how large its world is and may be. `updates` says how its program was changed.
@@ -86,6 +86,7 @@ class JobSnapshot:
     step_s: float = 0.0
     launches_in_s: float = 0.0
     state_awaited_of: tuple[str, ...] = ()
+    state_awaited_steps: int = 0
     links: LinkOutcome | None = None
     wrong_arithmetic: Mapping[str, WrongArithmetic] = field(default_factory=dict)
     resizing: Resizing | None = None
@@ -189,6 +190,7 @@ def snapshot(job: JobState) -> JobSnapshot:
         step_s=1 / job.rate.per_s if job.rate.per_s else 0.0,
         launches_in_s=job.launches_in_s(),
         state_awaited_of=job.recovery.state_awaited_of if job.recovery is not None else (),
+        state_awaited_steps=job.recovery.state_awaited_steps if job.recovery is not None else 0,
     )
 
 

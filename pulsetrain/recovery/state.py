@@ -251,6 +251,7 @@ class JobState:
             from_step=self.last_step,
             from_nodes=world,
             hung=self.hangs.pending is not None,
+            step_s=self.rate.step_s,
         )
         self.resizing.why_not = ""
         self.hangs.forget()

@@ -393,6 +393,61 @@ def test_a_job_whose_healthy_ranks_kept_their_processes_hardly_waits_for_a_stand
     run(scenario)
 
 
+async def two_of_four_lost(*, stored):
+    """Each rank has a part of its own in memory, of step 900. Steps take about ten seconds."""
+    fleet = fleet_of("abcd")
+    await fleet.form()
+    for step in (898, 899, 900):
+        for agent in fleet.agents.values():
+            agent.steps = dict.fromkeys(agent.steps, step)
+        await later(fleet, 11)
+    for agent in fleet.agents.values():
+        agent.held = tuple(
+            Held(rank=r, step=at, tier=tier, shard=1 + r, world=8, attempt=0)
+            for r in agent.steps
+            for at, tier in ((stored, "storage"), (900, "memory"))
+        )
+        agent.held += tuple(
+            Held(rank=r, step=stored, tier="storage", shard=1 + r, world=8, attempt=0)
+            for r in range(8)
+            if r not in agent.steps
+        )
+        agent.send_heartbeat()
+    await lose(fleet, "c", "d")
+    return fleet
+
+
+def test_a_job_does_not_shrink_to_an_old_step_while_lost_nodes_with_a_new_one_may_come_back():
+    async def scenario():
+        fleet = await two_of_four_lost(stored=800)
+        await later(fleet, 20)
+        assert fleet.job.phase is Phase.WAITING
+        assert (fleet.job.state_awaited_of, fleet.job.state_awaited_steps) == (("c", "d"), 100)
+        assert fleet.journal.last("state_awaited")["detail"]["lost_steps"] == 100
+        for name in "cd":
+            assert fleet.job.phase is Phase.WAITING
+            held = fleet.agents[name].held
+            fleet.agents[name] = fleet.join(name)
+            fleet.agents[name].held = held
+            await later(fleet, 5)
+        assert (fleet.job.phase, nodes_of(fleet)) == (Phase.RUNNING, list("abcd"))
+        assert fleet.of("c", Start)[-1].restore_step == 900
+        assert "shrink" not in fleet.journal.kinds()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("stored", "seconds"), [(800, 150), (895, 4), (890, 15)])
+def test_it_shrinks_once_it_has_waited_for_a_tenth_of_what_is_lost(stored, seconds):
+    async def scenario():
+        fleet = await two_of_four_lost(stored=stored)
+        await later(fleet, seconds)
+        assert (fleet.job.phase, nodes_of(fleet)) == (Phase.RUNNING, ["a", "b"])
+        assert fleet.of("a", Start)[-1].restore_step == stored
+
+    run(scenario)
+
+
 async def shrunk(sizes=(1, 1)):
     fleet = fleet_of("ab", sizes=sizes)
     await fleet.form()
