@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import threading
 from collections import deque
 from collections.abc import Iterable
@@ -20,6 +21,8 @@ log = structlog.get_logger()
 
 CHUNK_BYTES = 1 << 16
 TAIL_BYTES = 16384
+STACKS_BYTES = 1 << 18
+"""in which the stacks of all threads of a rank that aborts find room"""
 LINE_BYTES = 1 << 16
 """More of one line is not echoed."""
 POLL_BYTES = 1 << 20
@@ -30,19 +33,22 @@ WAITING_BYTES = 4 << 20
 """which wait for a stream that takes nothing, before no more is read"""
 
 
-def last_lines(path: Path, count: int) -> tuple[str, ...]:
+def last_lines(path: Path, count: int, telling: re.Pattern[str] | None = None) -> tuple[str, ...]:
     """The last `count` lines that are not blank, from a file's last 16 KiB. None where it cannot be read.
 
+    Before them the last one that is `telling`, where stacks of all threads have pushed it out of these.
     Without torch's prefix, which says whose line it is.
     """
+    tail_bytes = TAIL_BYTES if telling is None else STACKS_BYTES
     try:
         with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - tail_bytes))
             text = file.read().decode(errors="replace")
     except OSError:
         return ()
-    lines = (without_rank(line.rstrip()) for line in text.splitlines())
-    return tuple(line for line in lines if line.strip())[-count:]
+    lines = [line for line in (without_rank(line.rstrip()) for line in text.splitlines()) if line.strip()]
+    before = [line for line in lines[:-count] if telling is not None and telling.search(line)]
+    return (*before[-1:], *lines[-count:])
 
 
 def open_log(path: Path) -> int:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from pulsetrain.agent import output
 from pulsetrain.agent.output import Echo, last_lines
+from pulsetrain.agent.processes.rank import TIMED_OUT
 
 
 @given(text=st.text(alphabet="ab\n", max_size=60), cuts=st.lists(st.integers(0, 60), max_size=5))
@@ -142,3 +143,12 @@ def test_last_lines_leave_blank_lines_out_and_survive_a_missing_file(tmp_path):
     path.write_text("x" * 40_000 + "\n\nTraceback\n  \nValueError: boom\n")
     assert last_lines(path, 2) == ("Traceback", "ValueError: boom")
     assert last_lines(tmp_path / "none", 2) == ()
+
+
+def test_what_stacks_have_pushed_out_of_the_last_lines_is_kept_where_it_tells_why(tmp_path):
+    path = tmp_path / "err"
+    said = "[rank3]:[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)"
+    path.write_text(f"{said}\n" + "  File forward.py, line 9 in step\n" * 1000)
+    lines = last_lines(path, 3, TIMED_OUT)
+    assert (len(lines), "Watchdog caught" in lines[0]) == (4, True)
+    assert len(last_lines(path, 3)) == 3

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from signal import SIGABRT
 
 from pulsetrain.agent.output import last_lines
 from pulsetrain.agent.processes.kept_ranks import Seat
@@ -21,6 +23,8 @@ from pulsetrain.protocol.messages import ProgramUpdate, RankExit, RankStatus, St
 from pulsetrain.records.columns import Columns
 
 LAST_LINES = 20
+TIMED_OUT = re.compile("watchdog caught collective operation timeout", re.IGNORECASE)
+"""torch ends a rank that waits for a peer with this, two C++ stacks, and the stacks of all threads"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +226,7 @@ class Rank:
             rank=self.rank,
             pid=self.pid,
             code=self.code,
-            last_lines=last_lines(self.err, LAST_LINES),
+            last_lines=last_lines(self.err, LAST_LINES, TIMED_OUT if self.code == -SIGABRT else None),
         )
 
     def end(self, code: int) -> None:
