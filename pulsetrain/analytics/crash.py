@@ -18,6 +18,7 @@ from pulsetrain.protocol.messages import RankExit
 _OWN_SIGNALS = frozenset({"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGKILL", "SIGSYS", "SIGXCPU"})
 _TEARDOWN_SIGNALS = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGPIPE"})  # sent to end a job
 _TOGETHER_NS = 2_000_000_000  # exits that lie closer together may share a cause
+_NOT_ENDED = 0.7  # confidence that the one rank that did not fail is the one that all others waited for
 _MAX_EXITS = 16  # exits listed in the evidence
 _NONE_LEFT = (
     "Replace all nodes of the job: none is left whose memory holds a copy of its state. It resumes from the "
@@ -119,6 +120,9 @@ def _lost_node(attempt: Attempt, node: str, victims: list[int], *, none_left: bo
 def _crash(attempt: Attempt, candidates: Sequence[RankExit], failed: Sequence[RankExit]) -> Finding:
     """Return the finding on the cause: a rank, a node whose ranks ended together, or the job."""
     highest = max(suspicion(e) for e in candidates)
+    waited_for = _waited_for(attempt, failed) if highest == 0 else None
+    if waited_for is not None:
+        return _not_ended(attempt, waited_for, failed)
     causes = [e for e in candidates if suspicion(e) == highest]
     first = causes[0]
     near = [e for e in causes if e.ts_ns - first.ts_ns <= _TOGETHER_NS]
@@ -145,6 +149,42 @@ def _crash(attempt: Attempt, candidates: Sequence[RankExit], failed: Sequence[Ra
             "nodes": sorted({e.node for e in culprits if e.node}),
             "last_lines": list(first.last_lines[-10:]),
             "exits": _exit_table(failed),
+            "all_blame_peers": highest == 0,
+        },
+    )
+
+
+def _waited_for(attempt: Attempt, failed: Sequence[RankExit]) -> int | None:
+    """Return the one rank that all others, which have failed, can have waited for."""
+    left = set(range(attempt.size)) - {e.rank for e in failed}
+    return left.pop() if len(left) == 1 else None
+
+
+def _not_ended(attempt: Attempt, rank: int, failed: Sequence[RankExit]) -> Finding:
+    """Return the finding on a rank that did not fail, where all others say that they waited for a peer."""
+    node = attempt.node_of(rank)
+    where = f" on {node}" if node else ""
+    return Finding(
+        ts_ns=failed[0].ts_ns,
+        job=attempt.job,
+        attempt=attempt.attempt,
+        kind="crash",
+        subject_type="rank",
+        subject=str(rank),
+        severity="critical",
+        confidence=_NOT_ENDED,
+        summary=f"All other ranks failed because they waited for a peer. Rank {rank}{where} did not fail.",
+        evidence={
+            "query": "watch.crash",
+            "exit": "",
+            "code": 0,
+            "culprits": [rank],
+            "victims": sorted({e.rank for e in failed}),
+            "nodes": [node] if node else [],
+            "last_lines": [],
+            "exits": _exit_table(failed),
+            "all_blame_peers": True,
+            "suggested_action": "See what this rank did last, and the hang that was named.",
         },
     )
 
@@ -158,7 +198,8 @@ def _subject(
         return "job", first.job, alike
     node_ranks = {r for r in range(attempt.size) if attempt.node_of(r) == first.node} if first.node else set()
     together = [e for e in alike if e.rank in node_ranks]
-    if len(node_ranks) > 1 and {e.rank for e in together} == node_ranks and first.code < 0:
+    own = first.code < 0 and suspicion(first) > 0
+    if len(node_ranks) > 1 and {e.rank for e in together} == node_ranks and own:
         return "node", first.node, together
     return "rank", str(first.rank), [first]
 

@@ -53,7 +53,7 @@ def _with_blame(verdict: Verdict) -> Verdict:
 
     Where the machine is hardly the cause, nobody is advised to evict it.
     """
-    if not isinstance(verdict, Finding) or verdict.kind != "crash":
+    if not isinstance(verdict, Finding) or verdict.kind != "crash" or not verdict.evidence["exit"]:
         return verdict
     likely = classify(verdict.evidence["last_lines"], verdict.evidence["code"])
     shares = {name: round(share, 3) for name, share in likely.shares.items()}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -34,6 +35,9 @@ class Observation(Protocol):
 USERS_SHARE = 0.7
 """From which share of the blame on a crash the user's own code is at fault. The rule `user_exception` of
 log_rules.toml (TypeError, KeyError and others) gives it 0.85, an illegal memory access 0.6 at most."""
+
+
+_TIMED_OUT = re.compile(r"collective.*timeout|timed out waiting", re.IGNORECASE)
 
 
 def is_users_own(observation: Observation) -> bool:
@@ -190,6 +194,19 @@ def hang(
         onset_ns=now_ns - silent_ns,
         detected_ns=now_ns,
     )
+
+
+def ended_by_timeout(fault: Fault, exits: Iterable[RankExit]) -> bool:
+    """Whether the rank of this fault ended because torch's own timeout was over."""
+    of_rank = [e for e in exits if (e.node, e.rank) == (fault.node, fault.rank)]
+    return any(_TIMED_OUT.search(line) for e in of_rank for line in e.last_lines)
+
+
+def hung(victim: Fault, rank: int, node: str) -> Fault:
+    """A hang of `rank`, -1 for that of no single one, was named. torch has then ended a rank that waited."""
+    who = f"rank {rank} on {node} hangs" if rank >= 0 else "the job hangs"
+    reason = f"{who}, and torch's timeout ended rank {victim.rank} on {victim.node}"
+    return replace(victim, event=Event.HANG, cause="hang", reason=reason, node=node, rank=rank)
 
 
 def crash(observation: Observation, node: str, now_ns: int) -> Fault:

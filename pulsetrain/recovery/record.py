@@ -91,7 +91,8 @@ class Recovery:
     nodes for whose state it waits since `state_awaited_s`, in monotonic seconds, until `state_given_up`, or
     until `steps_given_up` where not all steps would be lost. `state_awaited_steps` are those that would be,
     and `step_s` is the time that one took, 0 while unknown.
-    `hung`: a hang was named, and not yet acted on. torch's own timeout ends ranks that wait, then.
+    `hung`: a hang was named, and not yet acted on, or all ranks that ended blame a peer. torch's own timeout
+    ends ranks that wait, then.
     """
 
     fault: Fault

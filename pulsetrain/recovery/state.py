@@ -10,6 +10,7 @@ from typing import Protocol
 
 from pulsetrain.core.clock import Clock
 from pulsetrain.protocol.messages import Command, Reply
+from pulsetrain.recovery import faults
 from pulsetrain.recovery.agent_process import AgentProcess
 from pulsetrain.recovery.arithmetic_suspicion import ArithmeticSuspicions
 from pulsetrain.recovery.attempt import Attempt
@@ -37,6 +38,7 @@ from pulsetrain.recovery.store_host import NoStores, StoreHost
 from pulsetrain.recovery.time_use import TimeBook, Use
 from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
 from pulsetrain.recovery.updates import Updates
+from pulsetrain.recovery.world import node_of
 from pulsetrain.recovery.world_sizes import WorldSizes
 
 SOON_STEPS = 5  # after the step that was restored. A failure so soon may be the checkpoint's own.
@@ -243,6 +245,7 @@ class JobState:
 
     def begin_recovery(self, fault: Fault) -> None:
         """The job stops because of `fault`."""
+        fault = self._of_the_hang(fault)
         self.time.misjudged(fault.onset_ns, self.now_ns())
         self._keep_time()
         world = tuple(member.node for member in self.members.world)
@@ -259,6 +262,15 @@ class JobState:
         if not self.attempt.first_step_done and fault.cause != "share":
             self.restarts.idle += 1
         self.keep_restarts()
+
+    def _of_the_hang(self, fault: Fault) -> Fault:
+        """torch ends ranks that wait. Where it was named for which one they wait, that one is at fault."""
+        named = self.hangs.pending
+        if named is None or fault.event is not Event.RANK_FAILED or named.rank == fault.rank:
+            return fault
+        if not faults.ended_by_timeout(fault, self.attempt.exits):
+            return fault
+        return faults.hung(fault, named.rank, node_of(self.members.world, named.rank))
 
     def _doubt(self, fault: Fault) -> None:
         """Note whether the attempt failed by itself soon after its start from a checkpoint."""

@@ -75,6 +75,26 @@ def test_a_lost_node_explains_the_exits_elsewhere():
     assert finding.evidence["victims"] == [0, 7]
 
 
+TIMEOUT = "[Rank 4] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9) ran for 600019 ms"
+
+
+def test_where_all_others_waited_for_a_peer_the_rank_that_did_not_fail_is_named():
+    """torch's own timeout ends the ranks that wait, and not the one that they wait for."""
+    (finding,) = explained([exit_(r, 0.1 * r, -6, TIMEOUT) for r in range(8) if r != 5])
+    assert (finding.subject, finding.evidence["nodes"]) == ("5", ["node2"])
+    assert finding.evidence["victims"] == [0, 1, 2, 3, 4, 6, 7]
+    assert finding.evidence["all_blame_peers"]
+    assert finding.confidence < 0.9
+
+
+def test_a_node_whose_ranks_all_waited_for_a_peer_is_not_named():
+    (finding,) = explained([exit_(r, 0.1 * r, -6, TIMEOUT) for r in (0, 1, 2)])
+    assert finding.subject_type == "rank"
+    assert finding.evidence["all_blame_peers"]
+    (finding,) = explained([exit_(0, 0.0, -6), exit_(1, 0.1, -6)])
+    assert (finding.subject, finding.evidence["all_blame_peers"]) == ("node0", False)
+
+
 def test_clean_exits_are_no_crash():
     assert isinstance(explained([exit_(0, 0.0, 0), exit_(1, 0.1, 0)])[0], Healthy)
     assert isinstance(explained([])[0], Healthy)

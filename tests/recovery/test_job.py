@@ -553,6 +553,22 @@ def test_a_crash_finding_changes_whom_the_recovery_blames():
     run(scenario)
 
 
+@pytest.mark.parametrize(("victims_only", "counted"), [(True, []), (False, ["b"])])
+def test_ranks_that_all_ended_because_of_a_peer_count_against_no_node(victims_only, counted):
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        fleet.agents["a"].rank_exits(0, -6)
+        while fleet.job.fault is None:
+            await asyncio.sleep(0)
+        crash = Observed(kind="crash", subject="3", details={"all_blame_peers": victims_only})
+        fleet.controller.jobs["j"].observe([crash])
+        await fleet.settle()
+        assert list(fleet.memory.values["j", "restarts"].by_node_ns) == counted
+
+    run(scenario)
+
+
 def test_a_hang_is_dated_back_to_the_last_progress_of_its_rank():
     async def scenario():
         fleet = Fleet("ab")

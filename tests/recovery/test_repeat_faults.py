@@ -9,7 +9,7 @@ from pulsetrain.recovery import actions, faults
 from pulsetrain.recovery.checks import CheckReport
 from pulsetrain.recovery.hang_patience import PendingHang
 from pulsetrain.recovery.repeat_faults import MOST_ERRORS, REMEMBERED_S
-from pulsetrain.recovery.transitions import Action
+from pulsetrain.recovery.transitions import Action, Event
 from tests.recovery.builders import heartbeat, rank_exit
 from tests.recovery.test_actions import FakeNode, do, job_of
 
@@ -65,6 +65,32 @@ def test_what_ends_a_job_that_hangs_counts_against_no_node(check_after):
     named = PendingHang(rank=0, since_ns=1, act_at_ns=None, why="It may only pause.")
     assert list(check_after(job, 4, code=-6, hung=named)) == []
     assert job.restarts.by_node == {}
+
+
+WATCHDOG = "[Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9) ran for 600019 ms"
+
+
+@pytest.mark.parametrize(("named", "node"), [(0, "a"), (-1, "")])
+def test_a_rank_that_torchs_timeout_ends_is_no_fault_beside_a_hang_that_was_named(named, node):
+    job = job_of(*map(FakeNode, "ab"))
+    job.hangs.pending = PendingHang(rank=named, since_ns=1, act_at_ns=None, why="It may only pause.")
+    job.attempt.exits = [rank_exit(2, -6, last_lines=(WATCHDOG, "  frame #0", "Fatal Python error: Aborted"))]
+    job.begin_recovery(faults.rank_failed(job.attempt.exits[0], job.now_ns()))
+    fault = job.recovery.fault
+    assert (fault.event, fault.cause, fault.rank, fault.node) == (Event.HANG, "hang", named, node)
+    assert "timeout ended rank 2" in fault.reason
+
+
+@pytest.mark.parametrize(
+    ("named", "line"), [(2, WATCHDOG), (0, "Fatal Python error: Aborted"), (None, WATCHDOG)]
+)
+def test_a_rank_that_ends_otherwise_is_the_fault_also_while_a_hang_is_named(named, line):
+    job = job_of(*map(FakeNode, "ab"))
+    if named is not None:
+        job.hangs.pending = PendingHang(rank=named, since_ns=1, act_at_ns=None, why="It may only pause.")
+    job.attempt.exits = [rank_exit(2, -6, last_lines=(line,))]
+    job.begin_recovery(faults.rank_failed(job.attempt.exits[0], job.now_ns()))
+    assert (job.recovery.fault.event, job.recovery.fault.rank) == (Event.RANK_FAILED, 2)
 
 
 def test_faults_that_come_to_all_nodes_alike_are_no_fault_of_one(check_after):
