@@ -15,6 +15,7 @@ import structlog
 from pulsetrain.core.errors import CorruptData, Unavailable
 from pulsetrain.kv.store import MAX_WRITES, Compare, Entries, Write
 from pulsetrain.recovery.memory import (
+    HangMemory,
     JobMemory,
     NodeMemory,
     Preemption,
@@ -33,14 +34,15 @@ T = TypeVar("T")
 JOBS = "jobs/"
 EVICTIONS, NODES, PREEMPTION, PAUSES = "evictions", "nodes/", "preemption", "pauses"
 RESTARTS, WORLD, REPLACEMENTS, SIZE, TIME = "restarts", "world", "replacements", "size", "time"
-UPDATE = "update"
+UPDATE, HANGS = "update", "hangs"
 IDLE_S = 30.0
 STORED_S = 2.0  # an eviction waits for so long, then it goes on without its memory
 
 
 class KeptMemory:
     """A `Memory` with the keys ``evictions``, ``nodes/NODE``, ``preemption``, ``pauses``, ``restarts``,
-    ``world``, ``replacements``, ``size``, ``time`` and ``update`` below ``jobs/JOB/``. The values are JSON.
+    ``world``, ``replacements``, ``size``, ``time``, ``update`` and ``hangs`` below ``jobs/JOB/``. The values
+    are JSON.
 
     `load` reads the store. `turn` writes and belongs to the supervisor of loops. A write that fails is tried
     again. Every write has the conditions `fence()`. Where they do not hold, `refused` is called.
@@ -89,6 +91,7 @@ class KeptMemory:
                 size=self._value(SizeMemory, prefix + SIZE),
                 time=self._value(TimeMemory, prefix + TIME),
                 update=self._value(UpdateMemory, prefix + UPDATE),
+                hangs=self._value(HangMemory, prefix + HANGS),
             )
         except (ValueError, TypeError, AttributeError) as error:
             raise CorruptData(f"what is kept of job {job!r} cannot be read: {error}") from error
@@ -115,6 +118,10 @@ class KeptMemory:
     def pauses(self, job: str, longest_ns: Mapping[str, int]) -> None:
         """See `Memory.pauses`."""
         self._note(_prefix(job) + PAUSES, json.dumps(dict(longest_ns), ensure_ascii=False))
+
+    def hangs(self, job: str, memory: HangMemory) -> None:
+        """See `Memory.hangs`."""
+        self._note(_prefix(job) + HANGS, json.dumps(asdict(memory), ensure_ascii=False))
 
     def restarts(self, job: str, memory: RestartMemory) -> None:
         """See `Memory.restarts`."""

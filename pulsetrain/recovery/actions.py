@@ -287,6 +287,7 @@ async def replace(job: JobState) -> Outcome:
     if not members.world and not members.survived():
         job.restarts = Restarts()
         updating.forget_another_run(job)
+        job.hangs.forget_another_run()
     if job.phase is Phase.STARTING:
         elasticity.take_size(job)
     if job.phase is Phase.WAITING and away_state.awaited(job):

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pulsetrain.recovery.faults import Observation, rank_of
+from pulsetrain.recovery.memory import HangMemory
 
 PAUSE_FACTOR = 2  # a hang must last so many times as long as the longest pause that ended by itself
 AGAIN_FACTOR = 4  # where a restart led to the same place, the next one must wait so many times as long
@@ -99,7 +100,7 @@ class HangPatience:
         self._hold: Hold | None = None
         self._worst: Observation | None = None
         self._condition_since_ns = self._seen_ns = self._looked_ns = 0
-        self._acted = False
+        self._acted = self._recalled = False
 
     @property
     def longest_pause_ns(self) -> int:
@@ -136,17 +137,34 @@ class HangPatience:
         gap_ns = now_ns - looked_ns
         if looked_ns and gap_ns > LATE_NS:
             self._condition_since_ns += gap_ns
+            if self._hold is not None:
+                self._hold = replace(self._hold, until_ns=self._hold.until_ns + gap_ns)
             if self.pending is not None:
                 self.pending = replace(self.pending, since_ns=self.pending.since_ns + gap_ns)
 
     def wait(self, until_ns: int, actor: str) -> None:
         """A person wants the job to be left alone until then, whatever is found."""
-        self._hold = Hold(until_ns=until_ns, actor=actor)
+        self._hold, self._recalled = Hold(until_ns=until_ns, actor=actor), False
 
     def now(self) -> Observation | None:
         """A person wants the pending hang to be acted on. Returns it, None where there is none."""
         self._hold = None
         return None if self._worst is None or self._acted else self._act()
+
+    def kept(self) -> HangMemory:
+        """What a new hub must know."""
+        until_ns, actor = (self._hold.until_ns, self._hold.actor) if self._hold is not None else (0, "")
+        return HangMemory(hold_until_ns=until_ns, actor=actor, restarts=dict(self._restarts))
+
+    def recall(self, memory: HangMemory) -> None:
+        """Take over what an earlier hub knew."""
+        self._restarts, self._recalled = dict(memory.restarts), True
+        self._hold = Hold(until_ns=memory.hold_until_ns, actor=memory.actor) if memory.actor else None
+
+    def forget_another_run(self) -> None:
+        """What was recalled is of another run of this job's name."""
+        if self._recalled:
+            self._restarts, self._hold, self._recalled = {}, None, False
 
     def forget(self) -> None:
         """The job is being stopped: what was open says nothing about the next attempt."""

@@ -295,6 +295,7 @@ class Job:
     def _stop_for(self, hang: Observation, actor: str) -> None:
         """Report a hang as a fault."""
         state = self._state
+        state.keep_hangs()
         rank, now_s = faults.rank_of(hang), self._services.clock.monotonic_s()
         silent_ns = state.members.silence_ns(rank, state.attempt.number, now_s)
         node = node_of(state.members.world, rank)
@@ -311,6 +312,7 @@ class Job:
         rank = pending.rank if pending else -1
         state.write("hang_decision", decision.detail(), rank=rank, actor=decision.actor)
         hang = state.hangs.now() if decision.what == "now" else None
+        state.keep_hangs()
         if hang is not None:
             self._stop_for(hang, decision.actor)
 

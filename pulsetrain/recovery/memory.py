@@ -126,6 +126,18 @@ class UpdateMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HangMemory:
+    """See `HangPatience`. `actor` wants the job to be left alone until `hold_until_ns` (UTC), "" for nobody.
+
+    `restarts` says how often a hang at each place in the code has led to a restart.
+    """
+
+    hold_until_ns: int
+    actor: str
+    restarts: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobMemory:
     """`evictions_ns` are the times (UTC) of the evictions that count towards the budget. `pauses_ns` are the
     longest silences that ended by themselves, by the place in the code."""
@@ -140,6 +152,7 @@ class JobMemory:
     size: SizeMemory | None = None
     time: TimeMemory | None = None
     update: UpdateMemory | None = None
+    hangs: HangMemory | None = None
 
 
 class Memory(Protocol):
@@ -163,6 +176,10 @@ class Memory(Protocol):
 
     def pauses(self, job: str, longest_ns: Mapping[str, int]) -> None:
         """The longest silences that the job survived are these."""
+        ...
+
+    def hangs(self, job: str, memory: HangMemory) -> None:
+        """What a person decided on hangs, and where they came again."""
         ...
 
     def restarts(self, job: str, memory: RestartMemory) -> None:

@@ -138,6 +138,8 @@ class JobState:
             cap, sizes = memory.size.cap, self.resizing.sizes
             self.resizing.cap = cap if sizes.fit(cap) == cap else 0  # this run may have other sizes
             self.resizing.devices = memory.size.devices
+        if memory.hangs is not None:
+            self.hangs.recall(memory.hangs)
         if memory.time is not None:
             with contextlib.suppress(ValueError):  # of another version: the hub must begin all the same
                 self.time, self._time_goes_on = TimeBook.recalled(memory.time), True
@@ -171,6 +173,10 @@ class JobState:
             agent_ids=[agent.id for agent in agents],
         )
         self.services.memory.world(self.name, memory)
+
+    def keep_hangs(self) -> None:
+        """A new hub must know that a person wants the job to be left alone, and which hangs came again."""
+        self.services.memory.hangs(self.name, self.hangs.kept())
 
     def keep_size(self) -> None:
         """A new hub must know which size a person wants."""

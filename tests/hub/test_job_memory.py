@@ -9,6 +9,7 @@ from pulsetrain.hub.job_memory import KeptMemory
 from pulsetrain.kv.files import FileStore
 from pulsetrain.kv.store import Compare, Of, Write
 from pulsetrain.recovery.memory import (
+    HangMemory,
     JobMemory,
     NodeMemory,
     Preemption,
@@ -30,6 +31,7 @@ ASKED = ReplacementMemory(pending_ns=[9], hour_ns=[5, 9])
 TIME = TimeMemory(began_ns=3, use="train", since_ns=9, old_ns={"start": 1}, stretches=[["train", 4, 9]])
 PROGRAM = {"number": 3, "argv": ["train.py", "--name", "träin"], "environment": {"K": "1"}}
 UPDATE = UpdateMemory(number=3, in_force=PROGRAM)
+HELD = HangMemory(hold_until_ns=9, actor="ann", restarts={"evaluate (träin.py:8)": 2})
 NOTHING = JobMemory(evictions_ns=(), nodes={})
 
 
@@ -65,6 +67,7 @@ def test_a_new_hub_recalls_what_was_noted_of_each_job(store):
         memory.size("team/j", SizeMemory(cap=2, devices=3))
         memory.time("team/j", TIME)
         memory.update("team/j", UPDATE)
+        memory.hangs("team/j", HELD)
         await memory.turn()
         memory.node("team/j", "c", None)
         memory.node("team/j", "e", None)
@@ -82,6 +85,7 @@ def test_a_new_hub_recalls_what_was_noted_of_each_job(store):
         size=SizeMemory(cap=2, devices=3),
         time=TIME,
         update=UPDATE,
+        hangs=HELD,
     )
     assert again.recall("team").nodes == {"d": CORDONED}
     assert again.recall("other") == NOTHING

@@ -92,6 +92,9 @@ class FakeMemory:
     def restarts(self, job, memory):
         self.values[job, "restarts"] = memory
 
+    def hangs(self, job, memory):
+        self.values[job, "hangs"] = memory
+
     def world(self, job, memory):
         self.values[job, "world"] = memory
 

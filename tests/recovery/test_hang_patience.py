@@ -205,6 +205,37 @@ def test_a_person_who_says_wait_is_obeyed_whatever_is_found():
     assert acted_at(patience, range(900, 2000), [hang()]) == 1000
 
 
+def test_a_new_hub_obeys_a_person_who_said_wait_and_waits_longer_where_a_hang_came_again():
+    before = HangPatience(45)
+    assert acted_at(before, range(100), [pausing(condition="still", place="f")]) == 45
+    before.wait(1000 * S, "ann")
+    patience = HangPatience(45)
+    patience.recall(before.kept())
+    assert acted_at(patience, range(200, 900), [hang()]) is None
+    assert acted_at(patience, range(900, 1100), [hang()]) == 1000
+    patience.forget()
+    assert acted_at(patience, range(1100, 1500), [pausing(condition="still", place="f")]) == 1100 + 4 * 45
+
+
+def test_another_run_of_that_name_does_not_get_what_a_hub_recalled():
+    before = HangPatience(45)
+    before.wait(1000 * S, "ann")
+    patience = HangPatience(45)
+    patience.recall(before.kept())
+    patience.forget_another_run()
+    assert patience.look([hang()], 10 * S, can_resume=True) is not None
+    before.forget_another_run()
+    assert before.look([hang()], 10 * S, can_resume=True) is None
+
+
+def test_a_clock_that_is_set_does_not_end_the_time_that_a_person_said_to_wait():
+    patience = HangPatience(45)
+    patience.look([], 100 * S, can_resume=True)
+    patience.wait(1000 * S, "ann")
+    assert patience.look([hang()], 5000 * S, can_resume=True) is None
+    assert acted_at(patience, range(5001, 6000), [hang()]) == 1000 + 4900
+
+
 def test_a_person_who_says_now_need_not_wait():
     patience = HangPatience(45)
     patience.look([pausing(3)], 0, can_resume=False)

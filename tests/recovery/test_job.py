@@ -697,6 +697,30 @@ def test_a_job_without_a_checkpoint_is_told_and_not_stopped():
     run(scenario)
 
 
+def test_a_new_hub_leaves_a_job_alone_as_long_as_a_person_said():
+    async def scenario():
+        before = Fleet("ab")
+        await before.form()
+        wait = HangDecision(what="wait", reason="I stop a rank by hand", actor="ann", seconds=60)
+        before.controller.decide_hang("j", wait)
+        fleet = Fleet("", memory=before.memory)
+        for node_rank, name in enumerate("ab"):
+            pid = before.agents[name].hello.pid
+            fleet.agents[name] = fleet.join(name, attempt=0, node_rank=node_rank, pid=pid)
+        await fleet.settle()
+        job = fleet.controller.jobs["j"]
+        job.observe([hang(rank=1)])
+        await fleet.settle()
+        assert fleet.job.phase is Phase.RUNNING
+        assert fleet.job.pending_hang.why == "ann said to wait. Then the job is restarted."
+        job.decide_hang(HangDecision(what="now", reason="enough", actor="ann"))
+        await fleet.settle()
+        kept = fleet.memory.recall("j").hangs
+        assert (kept.actor, dict(kept.restarts)) == ("", {"": 1})
+
+    run(scenario)
+
+
 def test_a_person_decides_what_happens_to_a_pending_hang():
     async def scenario():
         fleet = Fleet("ab", policy=Policy(hang_patience_s=1000))
