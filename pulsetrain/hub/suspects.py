@@ -125,6 +125,7 @@ def _samples(data: JsonObject, now_ns: int) -> list[StackSample]:
                     helper=helper(stacks, place),
                     locked=is_locked(main, place),
                     idle_line=bool(detail.get("idle_line", True)),  # an agent of before does not say
+                    device_line=bool(detail.get("device_line", False)),
                     cut=bool(detail.get("cut", False)),
                 )
             )

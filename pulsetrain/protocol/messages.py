@@ -635,11 +635,12 @@ class DumpStacks:
     """Read where the Python code of this node's ranks stands. The ranks are not disturbed.
 
     `data` of the reply is {"stacks": [{"thread", "frames", "ranks"}], "blind": {rank: why not}, "details":
-    {rank: {"gil", "gil_frames", "place", "idle_line", "cut"}}}, frames outermost first. `gil` is the thread
-    that holds the interpreter lock, and `gil_frames` are its frames. `place` is the innermost frame of the
-    user's own code. `idle_line`: the main thread's line calls and computes nothing. `cut`: there are more
-    threads than were read. `first_only`: one rank is enough, to see whether it can be done. `ranks`: read
-    these alone, all where it is empty.
+    {rank: {"gil", "gil_frames", "place", "idle_line", "device_line", "cut"}}}, frames outermost first. `gil`
+    is the thread that holds the interpreter lock, and `gil_frames` are its frames. `place` is the innermost
+    frame of the user's own code. `idle_line`: the main thread's line calls and computes nothing.
+    `device_line`: it has a call that waits for a device, as `item`. `cut`: there are more threads than were
+    read. `first_only`: one rank is enough, to see whether it can be done. `ranks`: read these alone, all
+    where it is empty.
     """
 
     id: int

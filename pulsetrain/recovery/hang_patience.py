@@ -21,7 +21,13 @@ LOOP_WITHOUT_CHECKPOINT_NS = 300 * 10**9  # a loop loses nothing that a longer l
 HIDDEN_NS = 10 * 10**9  # a hang that nobody sees for so long is none any more, also if the job did not move
 LATE_NS = 10 * 10**9  # no look is so long after the one before, unless the hub or its machine stood still
 TIMEOUT_MARGIN_NS = 5 * 10**9  # so that torch, which knows more, raises first
-VOLUNTARY = ("waits", "slow_phase", "unknown", "spin")  # conditions that a healthy rank is in for minutes
+VOLUNTARY = (
+    "waits",
+    "slow_phase",
+    "unknown",
+    "spin",
+    "device",
+)  # conditions that a healthy rank is in for minutes
 ALMOST_CERTAIN = ("held_gil", "loop")  # conditions that are certain once they have lasted for some time
 NOTHING_TO_RESUME = "The job is not restarted: it has no checkpoint to resume from, and it may only pause."
 DECISIONS = ("wait", "now")
@@ -210,12 +216,15 @@ class HangPatience:
             return None, "It is watched whether that goes on. Then the job is restarted."
         if not can_resume:
             return None, NOTHING_TO_RESUME
-        wait_ns = self._again(hang, self._wait_ns(hang))
+        looked_at_ns = _number(
+            hang, "looked_at_ns"
+        )  # what is named sooner than others is not acted on sooner
+        wait_ns = self._again(hang, self._wait_ns(hang)) + looked_at_ns
         act_at_ns = self._condition_since_ns + wait_ns
         left_ns = _number(hang, "timeout_ns") - _number(hang, "stall_ns") + TIMEOUT_MARGIN_NS
         if _number(hang, "timeout_ns") and now_ns + left_ns < act_at_ns:
             why = "The job may only pause. Its own timeout ends it then, unless it moves."
-            return now_ns + max(left_ns, 0), why
+            return max(now_ns + max(left_ns, 0), self._condition_since_ns + looked_at_ns), why
         why = f"The job may only pause. It is restarted if it does not move within {wait_ns / 1e9:.0f} s."
         return act_at_ns, why
 

@@ -494,6 +494,21 @@ def test_a_loop_is_named_once_readings_agree_and_certain_after_its_limit(turns_s
     assert [f.evidence["certain"] for f in found] == [certain] * named
 
 
+@pytest.mark.parametrize(
+    ("gpus", "seconds", "named"),
+    [(True, 30, []), (True, 70, ["device"]), (False, 70, []), (False, 310, ["spin"])],
+)
+def test_a_rank_that_waits_for_its_gpu_is_named_after_a_minute(gpus, seconds, named):
+    ranks = stuck_job(3, silent_s=400, state="running")
+    known = {
+        "activity": {3: active(3, cpu_ratio=1.0, still_ns=0)},
+        "postures": {3: stands(3, seconds, device_line=True)},
+    }
+    found = findings(hang(view(ranks, **known, has_gpus=gpus)))
+    assert [f.evidence["condition"] for f in found] == named
+    assert [f.subject for f in found] == ["3"] * len(named)
+
+
 def test_a_pause_that_is_usual_at_its_place_is_not_named_again():
     ranks = stuck_job(3, silent_s=80, state="sleeping")
     known = {"activity": {3: active(3, waits_in="sleep")}, "postures": {3: stands(3, 9)}}

@@ -157,6 +157,15 @@ def test_nobody_waits_longer_than_the_group_itself():
     assert "own timeout" in patience.pending.why
 
 
+def test_what_is_named_sooner_than_others_is_not_acted_on_sooner():
+    waits = {"condition": "device", "looked_at_ns": 300 * S}
+    assert acted_at(HangPatience(45, 600), range(2000), [pausing(**waits)]) == 900
+    patience = HangPatience(45, 600)
+    patience.look([pausing(**waits, timeout_ns=100 * S, stall_ns=60 * S)], 60 * S, can_resume=True)
+    assert patience.pending.act_at_ns == (60 + 300) * S
+    assert acted_at(HangPatience(45, 600), range(2000), [pausing(**waits)], can_resume=False) is None
+
+
 def test_a_loop_without_a_checkpoint_is_given_minutes():
     loop = [hang(condition="loop")]
     assert acted_at(HangPatience(45), range(900), loop) == 0

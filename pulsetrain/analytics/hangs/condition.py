@@ -20,6 +20,7 @@ Kind = Literal[
     "held_gil",  # a thread holds the interpreter lock and does nothing
     "loop",  # it runs Python in one or two lines and changes nothing
     "spin",  # it computes outside Python, called from one line
+    "device",  # it turns in a call that waits for its device
     "still",  # nothing of it moves
     "network",  # every member joined, and no data moves
     "waits",  # it waits in a system call that ends by itself or from outside
@@ -178,6 +179,8 @@ def _loop(activity: RankActivity | None, posture: Posture | None) -> Condition |
         return Condition(
             kind="waits", why=f"stands while {f'its thread {other}' if other else 'it'} computes"
         )
+    if posture.gil_samples < posture.samples and newest.device_line:
+        return Condition(kind="device", why="waits for its device", lasts_ns=posture.same_ns)
     if posture.gil_samples < posture.samples:
         return Condition(kind="spin", why="computes, called from one line", lasts_ns=posture.same_ns)
     if len(posture.leaves) > LINES_OF_A_LOOP:

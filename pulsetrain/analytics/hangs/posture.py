@@ -14,8 +14,8 @@ class StackSample:
     `gil` is the thread that holds the interpreter lock, "" for none, and `gil_frames` are its frames. `place`
     is the innermost frame of the user's own code, "" where it is unknown. `helper` is a thread that the main
     one may wait for (`thread_waits`). `locked`: its innermost frame may be a wait for a lock of Python's own.
-    `idle_line`: that line calls and computes nothing. `cut`: there are more threads than were read.
-    `at_ns` is on any clock that never jumps.
+    `idle_line`: that line calls and computes nothing. `device_line`: it has a call that waits for a device.
+    `cut`: there are more threads than were read. `at_ns` is on any clock that never jumps.
     """
 
     rank: int
@@ -27,6 +27,7 @@ class StackSample:
     helper: str = ""
     locked: bool = True
     idle_line: bool = False
+    device_line: bool = False
     cut: bool = False
 
     @property

@@ -102,7 +102,8 @@ class Stall:
         if spins_elsewhere and activity is not None and condition.stands(posture):
             activity = replace(activity, cpu_ratio=min(activity.cpu_ratio, 1.0), faults_s=0.0)
         slow = slow_phase(status) if self.view.first_step_done else "its start"
-        return condition.judge(status.state, slow, activity, posture)
+        found = condition.judge(status.state, slow, activity, posture)
+        return replace(found, kind="spin") if found.kind == "device" and not self.view.has_gpus else found
 
     def _network(self) -> Condition:
         """Return what ranks do that all wait: a processor that spins for the device says nothing."""
@@ -136,7 +137,9 @@ class Stall:
             return True
         if found.kind in ("working", "debugger"):
             return False
-        if found.kind == "spin" and found.lasts_ns < self.config.spin_s * 1e9:
+        spin_s = self.config.spin_s
+        limits_s = {"spin": spin_s, "device": min(spin_s, self.config.patient_s)}
+        if found.lasts_ns < limits_s.get(found.kind, 0.0) * 1e9:
             return False
         return self.stall_ns >= _USUAL * self.view.usual_ns.get(self.place(), 0)
 
@@ -189,6 +192,7 @@ class Stall:
             "condition": found.kind,
             "condition_why": found.why,
             "condition_ns": found.lasts_ns,
+            "looked_at_ns": int(self.config.spin_s * 1e9) if found.kind == "device" else 0,
             "place": place,
             "usual_ns": self.view.usual_ns.get(place, 0),
             **self._timeout(),

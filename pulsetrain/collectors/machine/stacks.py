@@ -37,6 +37,7 @@ _DENIED = ("permission denied", "operation not permitted", "os error 13)", "os e
 _VANISHED = ("no such file or directory", "no such process", "os error 3)")
 _LAUNCHERS = ("runpy.py", "<frozen runpy>")
 _IDLE = re.compile(r"(?:while (?:not )?[\w.]+:)?\s*(?:pass|continue|\.\.\.)?")
+_OF_DEVICE = re.compile(r"\.(?:item|tolist|cpu|synchronize|_cuda_synchronize)\(")  # waits for a device
 _LIBRARY = re.compile(r"^<|/(site|dist)-packages/|/lib/python\d")  # files that no user wrote
 
 
@@ -57,6 +58,7 @@ class ProcessStacks:
     gil_frames: tuple[str, ...] = ()
     place: str = ""
     idle_line: bool = False
+    device_line: bool = False
     cut: bool = False
 
     def detail(self) -> dict[str, Any]:
@@ -66,6 +68,7 @@ class ProcessStacks:
             "gil_frames": list(self.gil_frames),
             "place": self.place,
             "idle_line": self.idle_line,
+            "device_line": self.device_line,
             "cut": self.cut,
         }
 
@@ -160,7 +163,7 @@ def parse_process(text: str, pid: int) -> ProcessStacks:
             if owns
         ]
         inner: Sequence[Mapping[str, Any]] = next((frames for main, _, frames, _ in threads if main), [])
-        place, idle_line = _place(inner), bool(inner) and _is_idle(inner[0])
+        place, line = _place(inner), _source(inner[0]) if inner else ""
     except (KeyError, TypeError) as error:
         raise ValueError(f"not what py-spy dumps: {error!r}") from error
     kept = tuple(s for s in made if s.frames)
@@ -170,14 +173,19 @@ def parse_process(text: str, pid: int) -> ProcessStacks:
         gil=gil,
         gil_frames=gil_frames,
         place=place,
-        idle_line=idle_line,
+        idle_line=_is_idle(line),
+        device_line=_OF_DEVICE.search(line) is not None,
         cut=len(threads) > MOST_THREADS,
     )
 
 
-def _is_idle(frame: Mapping[str, Any]) -> bool:
-    """Whether the source of a frame's line calls nothing and computes nothing, as `while True: pass`."""
-    line = linecache.getline(str(frame["filename"]), int(frame["line"])).partition("#")[0].strip()
+def _source(frame: Mapping[str, Any]) -> str:
+    """The source of a frame's line without its comment, "" where it cannot be read."""
+    return linecache.getline(str(frame["filename"]), int(frame["line"])).partition("#")[0].strip()
+
+
+def _is_idle(line: str) -> bool:
+    """Whether a line calls nothing and computes nothing, as `while True: pass`."""
     return bool(line) and _IDLE.fullmatch(line) is not None
 
 

@@ -95,6 +95,13 @@ def test_a_long_call_outside_python_is_no_loop():
     assert judge("running", "", busy(), stands(30)).kind == "spin"
 
 
+def test_a_rank_that_turns_in_a_call_that_waits_for_its_device_is_told_from_one_that_computes():
+    found = judge("running", "", busy(), stands(30, device_line=True))
+    assert (found.kind, found.lasts_ns) == ("device", 30 * S)
+    assert judge("running", "", busy(), stands(30, device_line=True, gil="MainThread")).kind == "spin"
+    assert judge("running", "", busy(cpu_ratio=2.0), stands(30, device_line=True)).kind == "working"
+
+
 def test_a_look_at_a_busy_rank_that_is_too_short_proves_nothing():
     assert judge("running", "", busy(), stands(2, gil="MainThread")).kind == "working"
 

@@ -196,6 +196,23 @@ def test_a_line_that_calls_or_computes_something_is_not_idle(tmp_path, line, idl
     assert read.gil_frames == read.threads[0].frames
 
 
+@pytest.mark.parametrize(
+    ("line", "waits"),
+    [
+        ("total += loss.item()", True), ("torch.cuda.synchronize()", True), ("x = out.cpu()", True),
+        ("return torch._C._cuda_synchronize()", True), ("item(rows)", False), ("x = 1  # .item()", False),
+    ],
+)  # fmt: skip
+def test_a_line_that_waits_for_a_device_is_told(tmp_path, line, waits):
+    script = tmp_path / "train.py"
+    script.write_text(f"{line}\n")
+    frame = {"name": "main", "filename": str(script), "line": 1}
+    main = {"os_thread_id": 7, "thread_name": "MainThread", "owns_gil": False, "frames": [frame]}
+    read = parse_process(json.dumps([main]), 7)
+    assert read.device_line is waits
+    assert read.detail()["device_line"] is waits
+
+
 def test_threads_beyond_those_that_are_kept_are_told():
     frame = {"name": "main", "filename": "a.py", "line": 1}
     threads = [
