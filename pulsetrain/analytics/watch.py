@@ -249,7 +249,7 @@ def _rank_evidence(status: RankStatus, age_ns: int, keys: _GroupKeys, *, ended: 
         silence_ns=age_ns,
         enqueued={key: g.enqueued for key, g in groups},
         completed={key: g.completed for key, g in groups},
-        waits=tuple(_wait(key, g) for key, g in groups if g.op),
+        waits=tuple(_wait(key, g) for key, g in groups if g.op and len(g.members) != 1),  # not for itself
     )
 
 

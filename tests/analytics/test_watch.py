@@ -522,6 +522,14 @@ def test_a_pause_that_is_usual_at_its_place_is_not_named_again():
     assert culprits(hang(view(stopped, usual_ns=usual))) == ["3"]
 
 
+def test_a_job_of_one_rank_waits_for_nobody():
+    """On a GPU its own collective is shown as in flight until it looks, however long it reads data."""
+    rank = status(0, 700.0, group("world", (0,), 40, "all_reduce", on_device=True), state="sleeping")
+    (verdict,) = hang(view([rank], world=(), activity={0: active(0, waits_in="read")}))
+    assert isinstance(verdict, Inconclusive)
+    assert "no rank waits" in verdict.reason
+
+
 def test_a_network_through_which_bytes_flow_is_slow_and_no_hang():
     waiting = group("tp", (2, 3), 40, "all_reduce", op_bytes=64)
     ranks = [status(2, 9.0, waiting), status(3, 9.0, waiting)]
