@@ -90,6 +90,7 @@ def test_where_all_others_waited_for_a_peer_the_rank_that_did_not_fail_is_named(
 def test_a_node_whose_ranks_all_waited_for_a_peer_is_not_named():
     (finding,) = explained([exit_(r, 0.1 * r, -6, TIMEOUT) for r in (0, 1, 2)])
     assert finding.subject_type == "rank"
+    assert "because of a peer" in finding.summary
     assert finding.evidence["all_blame_peers"]
     (finding,) = explained([exit_(0, 0.0, -6), exit_(1, 0.1, -6)])
     assert (finding.subject, finding.evidence["all_blame_peers"]) == ("node0", False)
