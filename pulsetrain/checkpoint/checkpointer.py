@@ -199,12 +199,12 @@ class Checkpointer:
         if offer is None or offer.step != step:
             return
         try:
-            take_form(self.state, offer)
+            form = take_form(self.state, offer)
         except DO_NOT_FIT as error:
             why = str(error) if isinstance(error, PulsetrainError) else f"{type(error).__name__}: {error}"
             refuse_offer(self._arena, why)
             raise NotReshardable(why) from error
-        state = self._full_state()
+        state = self._with_rng(form)
         leaves = collect(state)
         head, layout = self._layouts.of(state, leaves)
         values = encode_values(leaves.values)
@@ -223,7 +223,10 @@ class Checkpointer:
             del _open[fd]
 
     def _full_state(self) -> Mapping[str, object]:
-        return self.state if self._rng is None else StateWithRng(self.state, self._rng)
+        return self._with_rng(self.state)
+
+    def _with_rng(self, state: Mapping[str, object]) -> Mapping[str, object]:
+        return state if self._rng is None else StateWithRng(state, self._rng)
 
     def _header(self, step: int, head: int, values: int, layout: Layout, durable: bool) -> Header:
         every, identity = self._arena.persist_every, self._identity

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import torch
 
 from pulsetrain.checkpoint.memory.arena import ArenaWriter
-from pulsetrain.checkpoint.memory.layout import Layout, Nested, decode, decode_values, of_one_rank, rebuild
+from pulsetrain.checkpoint.memory.layout import Layout, decode, decode_values, of_one_rank
 from pulsetrain.checkpoint.memory.slots import Header, payload_offset
-from pulsetrain.checkpoint.reshard import load_state
+from pulsetrain.checkpoint.reshard import load_form
 from pulsetrain.checkpoint.resharding import mailbox
 from pulsetrain.checkpoint.resharding.saved_tensors import Offer
+from pulsetrain.checkpoint.saved_trees import SavedTrees
 from pulsetrain.checkpoint.state_restore import views
 from pulsetrain.checkpoint.statetree import Leaves
 
@@ -48,16 +49,16 @@ class _Form:
         return bytes(torch.empty(shape, dtype=getattr(torch, kind.dtype), device="meta").nbytes)
 
 
-def take_form(state: Mapping[str, object], offer: Offer) -> None:
-    """Bring `state` into the form that it has after the step: optimizers get their state, numbers are set.
+def take_form(state: Mapping[str, object], offer: Offer) -> dict[str, object]:
+    """Bring `state` into the form that it has after the step: optimizers get their state.
 
-    Tensors are zero until they are filled. Raises `CheckpointError` where something is missing or has another
-    global shape.
+    Returns a state that is saved as `state` would be then. Objects with a loader of their own are not
+    touched, because tensors are zero until they are filled. Raises `CheckpointError` where something is
+    missing or has another global shape.
     """
-    layout = decode(offer.layout)
-    tensors = [torch.zeros(e.shape, dtype=getattr(torch, e.dtype)) for e in layout.entries]
-    tree: dict[str, Nested] = rebuild(layout.tree, tensors, decode_values(offer.values))
-    load_state(_Form(offer), state, tree)
+    heads = [(offer.layout, offer.values), *offer.others]
+    trees = SavedTrees((decode(layout), decode_values(values)) for layout, values in heads)
+    return load_form(_Form(offer), state, trees)
 
 
 def ask_for_parts(arena: ArenaWriter, header: Header, head: bytes, layout: Layout, leaves: Leaves) -> None:

@@ -1,27 +1,35 @@
 """Loads a committed checkpoint into a job of another shape: other TP, PP, DP, world size, or one process.
 
 Parameters and optimizer state are identified by their global names. Each rank reads the part that it holds
-now, or gets it from a rank that reads it for several. What is not a tensor of the model (learning rates,
-schedulers, data position) comes from saved rank 0. Random generators stay as they are, because they belong to
-ranks of the old shape.
+now, or gets it from a rank that reads it for several. What is not a tensor (learning rates, schedulers, data
+position) comes from saved rank 0, and numbers of a parameter from the first rank that had it. Random
+generators stay as they are, because they belong to ranks of the old shape.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from pulsetrain.checkpoint.memory import layout as layouts
 from pulsetrain.checkpoint.optimizers import optimizer_names, optimizer_parameters
-from pulsetrain.checkpoint.sharding import local, sharded_like
+from pulsetrain.checkpoint.resharding.saved_tensors import naming_ranks
+from pulsetrain.checkpoint.saved_state import (
+    Kind,
+    SavedState,
+    fill,
+    fill_as,
+    like_live,
+    like_parameter,
+    live_tensors,
+    with_tensors,
+)
+from pulsetrain.checkpoint.saved_trees import SavedTrees
 from pulsetrain.checkpoint.state_restore import keep_types
-from pulsetrain.checkpoint.statetree import collect, layout_of
 from pulsetrain.checkpoint.storage.backend import open_storage
 from pulsetrain.checkpoint.storage.manifest import Checkpoints, Manifest, Segment, Table
 from pulsetrain.checkpoint.storage.shards import readers
@@ -50,14 +58,15 @@ def load_resharded(
     """
     checkpoints = Checkpoints(open_storage(storage), job)
     index = TensorIndex(checkpoints, _manifest(checkpoints, step))
+    trees = _trees(index)
     wanted: Mapping[str, Segment] = {}
     if group is not None or show_progress:
         with index.planning() as wanted:
-            _load(index, state)
+            load_form(index, state, trees)
     with _shown(index, wanted) if show_progress else contextlib.nullcontext():
         if group is not None:
             exchange(index, wanted, group)
-        _load(index, state)
+        load_state(index, state, trees)
     return index.manifest.step, index.bytes_read
 
 
@@ -69,63 +78,69 @@ def _shown(index: TensorIndex, wanted: Mapping[str, Segment]) -> Iterator[None]:
         yield
 
 
-class Kind(Protocol):
-    """Element type and global shape of a saved tensor."""
-
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-
-class SavedState(Protocol):
-    """A saved state, whatever ranks it was sharded over."""
-
-    @property
-    def step(self) -> int: ...
-    @property
-    def tensors(self) -> Mapping[str, Kind]: ...
-    def read(self, name: str, start: tuple[int, ...] = ..., size: tuple[int, ...] | None = ...) -> bytes:
-        """The raw elements of a part, by default of the whole tensor."""
-        ...
-
-
 @runtime_checkable
 class TakesParts(Protocol):
     """A part of the state that reads its tensors by itself, as those of `pulsetrain.elastic.split_state` do.
 
-    `kinds` has what was saved below the entry's key, and `read` fills a tensor with what a name has.
+    `kinds` has what was saved below the entry's key, and `read` fills a tensor with what a name has. `saved`
+    is what was saved with the names in place of tensors. Of an optimizer it is a `SavedOptimizer`.
     """
 
     def take_parts(
         self,
         kinds: Mapping[str, Kind],
         read: Callable[[str, torch.Tensor], None],
-        saved: Mapping[str, layouts.Nested],
+        saved: layouts.Nested,
     ) -> None: ...
 
 
-def load_state(saved: SavedState, state: Mapping[str, object], tree: Mapping[str, layouts.Nested]) -> None:
-    """Fill `state`: tensors as they are sharded now, all else from the `tree` of one saved rank.
+def load_state(saved: SavedState, state: Mapping[str, object], trees: SavedTrees) -> None:
+    """Fill `state`: tensors as they are sharded now, all else from one of the ranks that have saved it.
 
     Raises `CheckpointError` where a tensor is missing or has another global shape.
     """
+    taken = load_form(saved, state, trees)
+    for key, value in state.items():
+        if taken[key] is value:
+            continue
+        if hasattr(value, "load_state_dict"):
+            value.load_state_dict(taken[key])
+        else:
+            state[key] = taken[key]  # type: ignore[index]  # numbers live in a mutable mapping
+
+
+def load_form(saved: SavedState, state: Mapping[str, object], trees: SavedTrees) -> dict[str, object]:
+    """Fill what is filled in place: modules, optimizers, tensors, and what reads its parts by itself.
+
+    Returns a state that is saved like `state` will be once it is loaded. In place of each object that has a
+    loader of its own, and of each number, it has what is to be loaded.
+    """
+    taken = dict(state)
     with torch.no_grad():
         for key, value in state.items():
             if isinstance(value, torch.optim.Optimizer):
-                _load_optimizer(key, value, state, saved, tree)
+                _load_optimizer(key, value, state, saved, trees)
             elif isinstance(value, torch.nn.Module | torch.Tensor):
-                _fill(saved, {key: value})
-            elif isinstance(value, TakesParts) and key in tree:
-                _give_parts(key, value, saved, tree[key])
-            elif hasattr(value, "load_state_dict") and key in tree:
-                value.load_state_dict(tree[key])
-            elif key in tree:
-                state[key] = tree[key]  # type: ignore[index]  # numbers live in a mutable mapping
+                fill(saved, {key: value})
+            elif key not in trees:
+                continue
+            elif isinstance(value, TakesParts):
+                _give_parts(key, value, saved, trees.for_parts(key))
+            else:
+                taken[key] = _entry(key, value, saved, trees)
+    return taken
 
 
-def _load(index: TensorIndex, state: Mapping[str, object]) -> None:
-    load_state(index, state, _tree(index))
+def _entry(key: str, value: object, saved: SavedState, trees: SavedTrees) -> layouts.Nested:
+    """What was saved of an object that is no module and no optimizer."""
+    live = live_tensors({key: value}) if trees.has_tensors(key) else {}
+    return with_tensors(trees.entry(key, live), like_live(saved, live))
+
+
+def _trees(index: TensorIndex) -> SavedTrees:
+    ranks = naming_ranks({rank: layout for rank, (layout, _) in index.layouts.items()})
+    heads = (index.layouts[rank] for rank in ranks)
+    return SavedTrees((layout, layouts.decode_values(values)) for layout, values in heads)
 
 
 def exchange(index: TensorIndex, wanted: Mapping[str, Segment], group: dist.ProcessGroup) -> None:
@@ -177,52 +192,11 @@ def _manifest(checkpoints: Checkpoints, step: int | None) -> Manifest:
     return manifest
 
 
-def _tree(index: TensorIndex) -> dict[str, layouts.Nested]:
-    """The state of saved rank 0 without its tensors."""
-    layout, values = index.layouts[0]
-    tensors = [_NoTensor()] * len(layout.entries)
-    tree: dict[str, layouts.Nested] = layouts.rebuild(layout.tree, tensors, layouts.decode_values(values))
-    return tree
-
-
-class _NoTensor:
-    """Takes the place of a tensor that is not read."""
-
-    def numpy(self) -> None:
-        return None
-
-
-def _fill(index: SavedState, part: Mapping[str, object]) -> None:
-    """Fill every tensor of `part` in place from its stored boxes."""
-    leaves = collect(part)
-    for entry, tensor in zip(layout_of(part, leaves).entries, leaves.tensors, strict=True):
-        _read_into(index, entry, local(tensor.detach()))
-
-
-def _read_into(index: SavedState, entry: layouts.Entry, target: torch.Tensor) -> None:
-    stored = index.tensors.get(entry.name)
-    start, size, whole = entry.box
-    if stored is None:
-        raise CheckpointError(f"checkpoint of step {index.step} has no tensor {entry.name}")
-    if (stored.dtype, stored.shape) != (entry.dtype, whole):
-        raise CheckpointError(
-            f"{entry.name}: saved as {stored.dtype} {stored.shape}, wanted as {entry.dtype} {whole}"
-        )
-    data = index.read(entry.name, start, size)
-    if data:
-        target.copy_(torch.frombuffer(bytearray(data), dtype=target.dtype).view(target.shape))
-
-
-def _give_parts(key: str, value: TakesParts, saved: SavedState, tree: Mapping[str, layouts.Nested]) -> None:
+def _give_parts(key: str, value: TakesParts, saved: SavedState, entry: layouts.Nested) -> None:
     """Let an entry read what it holds now, by the names of its tensors."""
-
-    def read(name: str, tensor: torch.Tensor) -> None:
-        (entry,) = layout_of({"x": tensor}, collect({"x": tensor})).entries
-        _read_into(saved, dataclasses.replace(entry, name=f"{key}.{name}"), tensor)
-
     prefix = f"{key}."
     kinds = {name.removeprefix(prefix): k for name, k in saved.tensors.items() if name.startswith(prefix)}
-    value.take_parts(kinds, read, tree)
+    value.take_parts(kinds, lambda name, tensor: fill_as(saved, f"{key}.{name}", tensor), entry)
 
 
 def _load_optimizer(
@@ -230,58 +204,27 @@ def _load_optimizer(
     optimizer: torch.optim.Optimizer,
     state: Mapping[str, object],
     index: SavedState,
-    tree: Mapping[str, layouts.Nested],
+    trees: SavedTrees,
 ) -> None:
-    """Load state tensors as the parameters are sharded now, and settings from saved rank 0."""
+    """Load state as the parameters are sharded now, and settings from one of the saved ranks."""
+    saved = trees.optimizer(key)
     names = optimizer_names(state)[key]
     parameters = optimizer_parameters(optimizer)
-    filled: dict[int, dict[str, torch.Tensor]] = {}
-    for number, parameter in enumerate(parameters):
-        prefix = f"{key}.state.{names[number]}."
-        kinds = [n.removeprefix(prefix) for n in index.tensors if n.startswith(prefix)]
-        filled[number] = {k: _state_tensor(index, prefix + k, parameter) for k in kinds}
-    groups = _settings(key, optimizer, tree)
-    loaded = {n: s for n, s in filled.items() if s}
-    optimizer.load_state_dict({"state": loaded, "param_groups": groups})
+    loaded = {
+        number: with_tensors(saved.state[names[number]], like_parameter(index, parameter))
+        for number, parameter in enumerate(parameters)
+        if names[number] in saved.state
+    }
+    others = {name: with_tensors(one, like_live(index, {})) for name, one in saved.others.items()}
+    groups = _settings(key, optimizer, saved.groups)
+    optimizer.load_state_dict({"state": {**loaded, **others}, "param_groups": groups})
     keep_types(optimizer, parameters, loaded)
 
 
-def _state_tensor(index: SavedState, name: str, parameter: torch.Tensor) -> torch.Tensor:
-    """One state tensor. It is sharded like the parameter where it has the parameter's global shape."""
-    stored = index.tensors[name]
-    dtype = getattr(torch, stored.dtype)
-    sharded = isinstance(parameter, DTensor) and stored.shape == tuple(parameter.shape)
-    if not sharded:
-        value = torch.empty(stored.shape, dtype=dtype, device=_device(stored.shape, parameter))
-        _fill_named(index, name, value)
-        return value
-    assert isinstance(parameter, DTensor), "only a DTensor is sharded"
-    shard = torch.empty_like(local(parameter.detach()), dtype=dtype)
-    whole = sharded_like(parameter, shard)
-    _fill_named(index, name, whole)
-    return whole
-
-
-def _device(shape: tuple[int, ...], parameter: torch.Tensor) -> torch.device:
-    """Step counters are on the CPU, the rest where the parameter is."""
-    return parameter.device if shape else torch.device("cpu")
-
-
-def _fill_named(index: SavedState, name: str, tensor: torch.Tensor) -> None:
-    leaves = collect({"x": tensor})
-    (entry,) = layout_of({"x": tensor}, leaves).entries
-    start, size, _ = entry.box
-    data = index.read(name, start, size)
-    if data:
-        target = local(tensor)
-        target.copy_(torch.frombuffer(bytearray(data), dtype=target.dtype).view(target.shape))
-
-
 def _settings(
-    key: str, optimizer: torch.optim.Optimizer, tree: Mapping[str, layouts.Nested]
+    key: str, optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[str, layouts.Nested]]
 ) -> list[layouts.Nested]:
     """Parameter groups with the saved settings and the parameters of this rank."""
-    saved = tree[key]["param_groups"]
     live = optimizer.state_dict()["param_groups"]
     if len(saved) != len(live):
         raise CheckpointError(f"{key}: saved with {len(saved)} parameter groups, has {len(live)}")

@@ -91,8 +91,10 @@ def _put_optimizer(key: str, optimizer: torch.optim.Optimizer, saved: Mapping[st
             for name, v in entry.items()
         }
         for index, entry in saved["state"].items()
+        if isinstance(index, int)
     }
-    optimizer.load_state_dict({**saved, "state": state})
+    others = {name: _copied(entry) for name, entry in saved["state"].items() if not isinstance(name, int)}
+    optimizer.load_state_dict({**saved, "state": {**state, **others}})
     keep_types(optimizer, parameters, state)
 
 
@@ -132,7 +134,11 @@ def _fill(live: object, saved: Nested, parameter: torch.Tensor) -> Nested:
 
 
 def _like(parameter: torch.Tensor, saved: Nested) -> Nested:
-    """A copy of a state tensor. A shard of a DTensor parameter becomes a DTensor again."""
+    """A copy of a parameter's state. A shard of a DTensor parameter becomes a DTensor again."""
+    if isinstance(saved, Mapping):
+        return {name: _like(parameter, one) for name, one in saved.items()}
+    if isinstance(saved, list | tuple):
+        return type(saved)(_like(parameter, one) for one in saved)
     value = _copied(saved)
     if (
         isinstance(parameter, DTensor)

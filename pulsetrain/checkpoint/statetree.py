@@ -22,7 +22,7 @@ from pulsetrain.checkpoint.memory.layout import Entry, Layout, Nested, Plain, Tr
 from pulsetrain.checkpoint.optimizers import future_state_bytes, optimizer_names
 from pulsetrain.checkpoint.sharding import local, position
 from pulsetrain.core.errors import CheckpointError
-from pulsetrain.elastic.split_state import OPTIMIZER_OWNED, PART
+from pulsetrain.elastic.split_state import OPTIMIZER_OWNED, is_part
 
 Form: TypeAlias = object
 """The nested structure of a state without its contents: ("d", keys, forms) is a mapping, ("l", forms) a list,
@@ -100,7 +100,8 @@ def layout_of(state: Mapping[str, object], leaves: Leaves) -> Layout:
             )
         )
         offset = aligned(offset + size)
-    return Layout(entries=tuple(entries), tree=leaves.tree)
+    without_tensors = tuple(_without_tensors(state, leaves.tree))
+    return Layout(entries=tuple(entries), tree=leaves.tree, without_tensors=without_tensors)
 
 
 def expected_bytes(state: Mapping[str, object]) -> int:
@@ -119,6 +120,26 @@ def names_of(state: Mapping[str, object], tree: TreeNode) -> list[str]:
     for key, node in tree["d"]:
         _name_leaves(node, (key,), aliases.get(key, {}), names)
     return names
+
+
+def _without_tensors(state: Mapping[str, object], tree: TreeNode) -> Iterator[tuple[str, int, str]]:
+    """Parameters that an optimizer has no tensor of, though it has stepped: key, number and name."""
+    for key, names in optimizer_names(state).items():
+        states = _children(_children(_children(tree).get(key)).get("state"))
+        for number, name in names.items() if states else ():
+            if not _has_tensor(states.get(number)):
+                yield key, number, name
+
+
+def _children(node: TreeNode | None) -> dict[Key, TreeNode]:
+    return dict(node.get("d", ())) if node else {}
+
+
+def _has_tensor(node: TreeNode | None) -> bool:
+    ((kind, body),) = (node or {"v": 0}).items()
+    if kind in "dlu":
+        return any(_has_tensor(child) for child in ([c for _, c in body] if kind == "d" else body))
+    return kind in "tn"
 
 
 def _walk_entry(key: str, value: object, leaves: Leaves) -> Form:
@@ -235,7 +256,7 @@ def _name_leaves(node: TreeNode, path: Path, alias: Mapping[int, str], out: list
     if kind in "tn":
         renamed = len(path) > 2 and path[1] == "state" and path[2] in alias
         parts = (path[0], "state", alias[path[2]], *path[3:]) if renamed else path
-        parts = parts[:-1] if str(parts[-1]).startswith(PART) and str(parts[-1])[1:].isdecimal() else parts
+        parts = parts[:-1] if is_part(parts[-1]) else parts
         out.append(".".join(map(str, parts)))
     elif kind != "v":
         for key, child in body if kind == "d" else enumerate(body):

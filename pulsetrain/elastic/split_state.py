@@ -7,7 +7,7 @@ jobs that split the same tensors as DTensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ import torch
 
 from pulsetrain.core.errors import CheckpointError, UsageError
 from pulsetrain.elastic.gradient_sync import ParameterLayout
+from pulsetrain.elastic.saved_optimizer import SavedOptimizer, TensorName
 
 PART = "@"
 """A key of a state that begins with it and a number is a part of the tensor that the mapping stands for."""
@@ -23,6 +24,11 @@ OPTIMIZER_OWNED = "optimizer_owned"
 _BOX = "_pulsetrain_box"
 
 Shape = tuple[int, ...]
+
+
+def is_part(key: object) -> bool:
+    """Whether the key of a state stands for a part of a tensor."""
+    return isinstance(key, str) and key.startswith(PART) and key[len(PART) :].isdecimal()
 
 
 def box_of(tensor: torch.Tensor) -> tuple[Shape, Shape]:
@@ -122,7 +128,7 @@ class SplitParameters:
             for name, live in self.state_dict().items():
                 _copy(name, live, saved.get(name))
 
-    def take_parts(self, kinds: Mapping[str, Kind], read: Read, saved: Mapping[str, Any]) -> None:
+    def take_parts(self, kinds: Mapping[str, Kind], read: Read, saved: object) -> None:
         """Read the parts that this rank holds now, whoever saved them."""
         for name, live in self.state_dict().items():
             for part in _leaves(live):
@@ -166,18 +172,27 @@ class SplitOptimizer:
                 state[number] = {kind: self._joined(number, kind, value) for kind, value in kinds.items()}
         self._take(state, saved["param_groups"])
 
-    def take_parts(self, kinds: Mapping[str, Kind], read: Read, saved: Mapping[str, Any]) -> None:
+    def take_parts(self, kinds: Mapping[str, Kind], read: Read, saved: SavedOptimizer) -> None:
         """Read the parts that this rank holds now, whoever saved them. Settings come from one of them."""
-        state: dict[int, dict[str, Any]] = {}
-        numbers = {name: number for number, name in enumerate(self._names)}
-        for full, kind in kinds.items():
-            name = _parameter_of(full, numbers)
-            if name:
-                tensor = self._empty(numbers[name], kind)
-                for part in _leaves(self._splits.saved(name, tensor)):
-                    read(full, part)
-                state.setdefault(numbers[name], {})[full.removeprefix(f"state.{name}.")] = tensor
-        self._take(state, saved["param_groups"])
+        state = {
+            number: self._read(number, kinds, read, saved.state[name])
+            for number, name in enumerate(self._names)
+            if name in saved.state
+        }
+        self._take(state, saved.groups)
+
+    def _read(self, number: int, kinds: Mapping[str, Kind], read: Read, saved: Any) -> Any:
+        """State of one parameter, with its tensors where their names are."""
+        if isinstance(saved, TensorName):
+            tensor = self._empty(number, kinds[saved])
+            for part in _leaves(self._splits.saved(self._names[number], tensor)):
+                read(saved, part)
+            return tensor
+        if isinstance(saved, Mapping):
+            return {key: self._read(number, kinds, read, value) for key, value in saved.items()}
+        if isinstance(saved, list | tuple):
+            return type(saved)(self._read(number, kinds, read, value) for value in saved)
+        return saved
 
     def _empty(self, number: int, kind: Kind) -> torch.Tensor:
         """Room for a state tensor: as much as this rank has of the parameter, else the whole."""
@@ -197,7 +212,7 @@ class SplitOptimizer:
         _copy(f"{self._names[number]}.{kind}", self._splits.saved(self._names[number], whole), value)
         return whole
 
-    def _take(self, state: Mapping[int, Any], saved_groups: list[dict[str, Any]]) -> None:
+    def _take(self, state: Mapping[int, Any], saved_groups: Sequence[Mapping[str, Any]]) -> None:
         live = self._optimizer.state_dict()["param_groups"]
         if len(live) != len(saved_groups):
             raise CheckpointError(f"saved with {len(saved_groups)} parameter groups, has {len(live)}")
@@ -216,20 +231,6 @@ def split_state(
     """
     splits = _Splits(layouts, local_rank)
     return {"model": SplitParameters(splits), "optimizer": SplitOptimizer(optimizer, splits)}
-
-
-def _parameter_of(full: str, names: Container[str]) -> str:
-    """The parameter to which a name in the optimizer's state belongs, "" for none.
-
-    >>> _parameter_of("state.a.b.exp_avg", {"a", "a.b"}), _parameter_of("param_groups.0.lr", {"a"})
-    ('a.b', '')
-    """
-    if not full.startswith("state."):
-        return ""
-    name = full.removeprefix("state.").rpartition(".")[0]
-    while name and name not in names:
-        name = name.rpartition(".")[0]
-    return name
 
 
 def _leaves(value: object) -> list[torch.Tensor]:

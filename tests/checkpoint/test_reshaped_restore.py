@@ -29,16 +29,17 @@ def cluster(tmp_path):
 class Job:
     """A script with one sharded and one whole parameter."""
 
-    def __init__(self, fd, *, attempt=0, step=-1, width=6, world=1):
+    def __init__(self, fd, *, attempt=0, step=-1, width=6, world=1, make=torch.optim.AdamW, more=None):
         mesh = init_device_mesh("cpu", (1,))
         torch.manual_seed(attempt)
         self.model = torch.nn.Linear(width, 4)
         weight = distribute_tensor(self.model.weight.detach().clone(), mesh, [Shard(0)])
         self.model.weight = torch.nn.Parameter(weight)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1 + attempt)
+        self.optimizer = make(self.model.parameters(), lr=0.1 + attempt)
         self.sampler = ElasticSampler(100, batch=10)
         self.state = {
             "model": self.model, "optimizer": self.optimizer, "sampler": self.sampler, "seen": attempt,
+            **(more(self.model) if more else {}),
         }  # fmt: skip
         environ = {
             "RANK": "0", "WORLD_SIZE": str(world), "PULSETRAIN_ARENA_FD": str(fd),
@@ -120,3 +121,68 @@ def test_a_rank_that_is_offered_nothing_restores_its_own(cluster):
     assert all(torch.equal(a, b) for a, b in zip(old.tensors(), again.tensors(), strict=True))
     old.checkpointer.close()
     again.checkpointer.close()
+
+
+class Counting(torch.optim.Optimizer):
+    """Keeps a number, and shards of its own in a list."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state.setdefault(parameter, {"step": 0, "factors": [parameter.detach() * 2]})
+            state["step"] += 1
+        self.state["rounds"] = {"count": 3}
+
+
+class Ema:
+    """Shadows that are sharded as parameters are, and a generator that refuses a state that is none."""
+
+    def __init__(self, model):
+        self.generator = torch.Generator()
+        self.shadows = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def state_dict(self):
+        return {"shadows": self.shadows, "generator": self.generator.get_state()}
+
+    def load_state_dict(self, saved):
+        self.generator.set_state(saved["generator"])
+        for name, shadow in self.shadows.items():
+            getattr(shadow, "_local_tensor", shadow).copy_(saved["shadows"][name])
+
+
+def resized(cluster, **options):
+    """A job that has trained and saved, and one of another size that has restored that."""
+    old = Job(cluster.fds[0], world=2, **options)
+    old.train()
+    old.checkpointer.save(5).wait_finished()
+    old.checkpointer.close()
+    cluster.set_world(["n0"], 1)
+    cluster.services["n0"].reshard([0], start({0: "peer:n0"}, world=2))
+    new = Job(cluster.fds[0], attempt=1, step=5, **options)
+    assert new.checkpointer.restore() == 5
+    return old, new
+
+
+def test_an_optimizer_gets_its_numbers_and_lists_back(cluster):
+    old, new = resized(cluster, make=Counting)
+    for before, now in zip(old.model.parameters(), new.model.parameters(), strict=True):
+        assert new.optimizer.state[now]["step"] == 1
+        [was], [found] = old.optimizer.state[before]["factors"], new.optimizer.state[now]["factors"]
+        assert torch.equal(*(getattr(t, "full_tensor", lambda t=t: t)() for t in (was, found)))
+        assert type(found) is type(was)
+    assert new.optimizer.state["rounds"] == {"count": 3}
+    new.train()
+    new.checkpointer.close()
+
+
+def test_an_object_with_tensors_gets_them_once_and_no_zeros_before(cluster):
+    old, new = resized(cluster, more=lambda model: {"ema": Ema(model)})
+    ema, expected = new.state["ema"], old.state["ema"]
+    assert torch.equal(ema.generator.get_state(), expected.generator.get_state())
+    for name, shadow in ema.shadows.items():
+        assert torch.equal(
+            *(getattr(t, "full_tensor", lambda t=t: t)() for t in (shadow, expected.shadows[name]))
+        )
+    new.checkpointer.close()

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from pulsetrain.checkpoint.reshard import load_resharded
-from tests.checkpoint.stored import commit_arrays
+from pulsetrain.core.errors import CheckpointError
+from tests.checkpoint.stored import commit_arrays, commit_states
 from tests.repository import ROOT
 
 
@@ -120,3 +121,97 @@ def test_progress_is_the_bytes_that_came_of_those_that_are_needed(tmp_path, monk
     load_resharded(str(tmp_path), "j", state, show_progress=True)
     assert seen == [("Loading step 1", done, 512, "bytes") for done in (256, 512)]
     assert float(state["c"].sum()) == 128
+
+
+class Counting(torch.optim.Optimizer):
+    """Keeps numbers, lists and nothing at all, as optimizers of other libraries do."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.5})
+
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state.setdefault(p, {})
+                if p.dim() > 1:
+                    state.setdefault("factors", [p.detach() + 1, [p.detach() + 2], None])
+                state["step"] = state.get("step", 0) + 1
+
+
+class Ema:
+    """Shadows of parameters, and a generator that refuses a state that is none."""
+
+    def __init__(self, module):
+        self.shadows = {name: p.detach().clone() for name, p in module.named_parameters()}
+        self.generator, self.counts = torch.Generator(), np.zeros(3)
+
+    def state_dict(self):
+        of_generator = {"generator": self.generator.get_state(), "counts": self.counts}
+        return {"shadows": self.shadows, "updates": 7, **of_generator}
+
+    def load_state_dict(self, saved):
+        self.generator.set_state(saved["generator"])
+        self.shadows, self.counts = saved["shadows"], saved["counts"]
+
+
+def stage(*names, seed=0):
+    """A stage of a pipeline, and what belongs to it."""
+    torch.manual_seed(seed)
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 3) for name in names})
+    optimizer = Counting(model.parameters())
+    return {"model": model, "optimizer": optimizer}
+
+
+def optimizer_state(state):
+    names = {p: name for name, p in state["model"].named_parameters()}
+    return {names[p]: of for p, of in state["optimizer"].state.items()}
+
+
+def test_numbers_and_nested_state_of_an_optimizer_come_back_from_whichever_rank_has_them(tmp_path):
+    stages = {rank: stage(name, seed=rank) for rank, name in enumerate("ab")}
+    for rank, saved in stages.items():
+        for _ in range(rank + 2):
+            saved["optimizer"].step()
+    commit_states(tmp_path, stages)
+    one = stage("a", "b", seed=9)
+    load_resharded(str(tmp_path), "j", one)
+    expected = optimizer_state(stages[0]) | optimizer_state(stages[1])
+    found = optimizer_state(one)
+    assert {name: of["step"] for name, of in found.items()} == {
+        "a.weight": 2, "a.bias": 2, "b.weight": 3, "b.bias": 3,
+    }  # fmt: skip
+    for name in ("a.weight", "b.weight"):
+        first, (second,), nothing = found[name]["factors"]
+        assert nothing is None
+        assert torch.equal(first, expected[name]["factors"][0])
+        assert torch.equal(second, expected[name]["factors"][1][0])
+
+
+def test_tensors_of_objects_and_numbers_come_back_with_what_they_were(tmp_path):
+    saved = stage("a")
+    ema = Ema(saved["model"])
+    ema.generator.manual_seed(5)
+    ema.counts += 4
+    extra = {"table": torch.arange(4), "rates": np.arange(3.0)}
+    commit_states(tmp_path, {0: {**saved, "ema": ema, "extra": extra}})
+    new = stage("a", seed=9)
+    state = {**new, "ema": Ema(new["model"]), "extra": None}
+    load_resharded(str(tmp_path), "j", state, show_progress=True)
+    assert torch.equal(state["ema"].shadows["a.weight"], ema.shadows["a.weight"])
+    assert torch.equal(state["ema"].generator.get_state(), ema.generator.get_state())
+    assert state["ema"].counts.tolist() == [4.0] * 3
+    assert torch.equal(state["extra"]["table"], torch.arange(4))
+    assert state["extra"]["rates"].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_shadows_come_from_the_rank_that_has_saved_them_and_are_refused_where_none_has_all(tmp_path):
+    stages = {rank: stage(name, seed=rank) for rank, name in enumerate("ab")}
+    saved = {rank: {**one, "ema": Ema(one["model"])} for rank, one in stages.items()}
+    commit_states(tmp_path, saved)
+    again = stage("b", seed=9)
+    state = {**again, "ema": Ema(again["model"])}
+    load_resharded(str(tmp_path), "j", state)
+    assert torch.equal(state["ema"].shadows["b.bias"], saved[1]["ema"].shadows["b.bias"])
+    one = stage("a", "b")
+    with pytest.raises(CheckpointError, match=r"ema\.shadows\.b\.bias: no single rank has saved it"):
+        load_resharded(str(tmp_path), "j", {**one, "ema": Ema(one["model"])})

@@ -8,11 +8,13 @@ from torch import nn
 
 from pulsetrain.checkpoint.memory.layout import decode, decode_values, encode_values, rebuild
 from pulsetrain.checkpoint.reshard import load_state
-from pulsetrain.checkpoint.resharding.saved_tensors import SavedTensors
+from pulsetrain.checkpoint.resharding.saved_tensors import SavedTensors, naming_ranks
+from pulsetrain.checkpoint.saved_trees import SavedTrees
 from pulsetrain.checkpoint.state_restore import put_back
 from pulsetrain.checkpoint.statetree import collect, layout_of
 from pulsetrain.core.errors import CheckpointError, UsageError
 from pulsetrain.elastic.gradient_sync import ParameterLayout
+from pulsetrain.elastic.saved_optimizer import SavedOptimizer, TensorName
 from pulsetrain.elastic.split_state import split_state
 from pulsetrain.elastic.unequal_replicas import UnequalReplicas
 from tests.elastic.unequal_job import SPLIT, rows_of, whole_model
@@ -69,9 +71,10 @@ class Saved:
         self.index.check_whole()
         self.tensors = self.index.tensors
         self.wholes = {name: self.whole(name) for name in self.tensors}
-        _, layout, values = self.contents[0]
-        zeros = [torch.zeros(e.shape) for e in layout.entries]
-        self.tree = rebuild(layout.tree, zeros, decode_values(encode_values(values)))
+        self.trees = SavedTrees(
+            (layouts[rank], decode_values(encode_values(self.contents[rank][2])))
+            for rank in naming_ranks(layouts)
+        )
 
     def whole(self, name):
         kind = self.tensors[name]
@@ -109,7 +112,7 @@ def test_ranks_of_other_degrees_get_what_they_hold_now_and_train_on_alike(before
     saved = Saved(trained(before))
     ranks = world(after, seed=9.0)
     for rank in ranks:
-        load_state(saved, rank.state, saved.tree)
+        load_state(saved, rank.state, saved.trees)
         rank.step()
     for rank, expected in zip(ranks, trained(after, steps=3), strict=True):
         found, wanted = rank.content()[0], expected.content()[0]
@@ -142,13 +145,13 @@ class Unsplit(Rank):
 def test_an_ordinary_model_loads_what_ranks_of_unequal_replicas_have_saved_and_they_load_what_it_has():
     ordinary = Unsplit(seed=9.0)
     saved = Saved(trained((4, 3)))
-    load_state(saved, ordinary.state, saved.tree)
+    load_state(saved, ordinary.state, saved.trees)
     for (name, _), tensor in ordinary.content()[0].items():
         assert torch.equal(saved.wholes[name], tensor), name
     ordinary.step()
     saved = Saved([ordinary])
     for rank, expected in zip(world((4, 3), seed=9.0), trained((4, 3), steps=3), strict=True):
-        load_state(saved, rank.state, saved.tree)
+        load_state(saved, rank.state, saved.trees)
         found, wanted = rank.content()[0], expected.content()[0]
         assert all(torch.equal(found[key], wanted[key]) for key in wanted)
 
@@ -180,11 +183,27 @@ def test_a_parameter_whose_name_begins_another_one_takes_its_own_state_alone():
     layouts = {name: ParameterLayout(parameter=p) for name, p in parameters.items()}
     kinds = {f"state.{name}.momentum_buffer": Kind() for name in parameters}
     state = split_state(layouts, optimizer, 0)["optimizer"]
-    state.take_parts(kinds, lambda full, part: part.fill_(len(full)), optimizer.state_dict())
+    named = {n: {"momentum_buffer": TensorName(f"state.{n}.momentum_buffer")} for n in parameters}
+    saved = SavedOptimizer(state=named, groups=optimizer.state_dict()["param_groups"])
+    state.take_parts(kinds, lambda full, part: part.fill_(len(full)), saved)
     taken = {name: optimizer.state[parameter] for name, parameter in parameters.items()}
     lengths = {name: len(f"state.{name}.momentum_buffer") for name in parameters}
     assert {name: list(of) for name, of in taken.items()} == {n: ["momentum_buffer"] for n in parameters}
     assert {name: of["momentum_buffer"][0].item() for name, of in taken.items()} == lengths
+
+
+def test_numbers_and_lists_of_an_optimizer_come_back_too():
+    class Kind:
+        shape, dtype = (2,), "float32"
+
+    parameter = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([parameter], lr=RATE)
+    state = split_state({"a": ParameterLayout(parameter=parameter)}, optimizer, 0)["optimizer"]
+    named = {"step": 3, "factors": [TensorName("state.a.factors.0")]}
+    saved = SavedOptimizer(state={"a": named}, groups=optimizer.state_dict()["param_groups"])
+    state.take_parts({"state.a.factors.0": Kind()}, lambda _, part: part.fill_(5.0), saved)
+    assert optimizer.state[parameter]["step"] == 3
+    assert optimizer.state[parameter]["factors"][0].tolist() == [5.0, 5.0]
 
 
 def test_an_optimizer_with_a_parameter_that_nobody_named_is_refused():

@@ -64,10 +64,15 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Table of tensors and tree of one rank's state."""
+    """Table of tensors and tree of one rank's state.
+
+    `without_tensors` are parameters of which an optimizer with state has no tensor: the optimizer's key, and
+    their number and name, which nothing else says.
+    """
 
     entries: tuple[Entry, ...]
     tree: TreeNode
+    without_tensors: tuple[tuple[str, int, str], ...] = ()
 
     @cached_property
     def payload_bytes(self) -> int:
@@ -88,14 +93,21 @@ class Layout:
 
     def encode(self) -> bytes:
         """As JSON. The position in the whole is left out for tensors that are whole."""
-        return json.dumps({"tensors": [_row(e) for e in self.entries], "tree": self.tree}).encode()
+        more = {"without_tensors": self.without_tensors} if self.without_tensors else {}
+        return json.dumps({"tensors": [_row(e) for e in self.entries], "tree": self.tree, **more}).encode()
 
 
 def decode(data: bytes | memoryview) -> Layout:
     """The layout in `data`. Raises `CorruptData`."""
     try:
         raw = json.loads(bytes(data))
-        return Layout(entries=tuple(_entry(row) for row in raw["tensors"]), tree=raw["tree"])
+        return Layout(
+            entries=tuple(_entry(row) for row in raw["tensors"]),
+            tree=raw["tree"],
+            without_tensors=tuple(
+                (key, number, name) for key, number, name in raw.get("without_tensors", ())
+            ),
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptData(f"not a checkpoint layout: {error!r}") from error
 

@@ -17,7 +17,13 @@ from pulsetrain.checkpoint.memory.layout import Entry, of_one_rank
 from pulsetrain.checkpoint.peers.client import PeerClient
 from pulsetrain.checkpoint.resharding import mailbox
 from pulsetrain.checkpoint.resharding.saved_shards import SavedKey, SavedShards
-from pulsetrain.checkpoint.resharding.saved_tensors import Offer, Piece, Place, SavedTensors
+from pulsetrain.checkpoint.resharding.saved_tensors import (
+    Offer,
+    Piece,
+    Place,
+    SavedTensors,
+    naming_ranks,
+)
 from pulsetrain.checkpoint.resharding.shard_sources import (
     Head,
     LocalSource,
@@ -163,18 +169,20 @@ class Resharding:
         sources = Sources(plan, self._make)
         try:
             heads = self._heads(plan, sources)
-            tensors = SavedTensors({rank: head.decoded for rank, head in heads.items()})
+            layouts = {rank: head.decoded for rank, head in heads.items()}
+            tensors = SavedTensors(layouts)
             tensors.check_whole()
             _compare(tensors, sources)
         finally:
             sources.close()
-        first = heads[min(heads)]
+        first, *others = [heads[rank] for rank in naming_ranks(layouts)]
         self._plan, self._tensors = plan, tensors
         self._offer = Offer(
             step=plan.step,
             tensors={name: (one.dtype, one.shape) for name, one in tensors.tensors.items()},
             layout=first.layout,
             values=first.values,
+            others=tuple((head.layout, head.values) for head in others),
         )
 
     def offer(self, rank: int, fd: int) -> None:

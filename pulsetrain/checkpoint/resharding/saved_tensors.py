@@ -16,6 +16,7 @@ import numpy as np
 from pulsetrain.checkpoint.memory.layout import Entry, Layout, of_one_rank
 from pulsetrain.checkpoint.storage.tensor_index import Shape, Slices, intersection
 from pulsetrain.core.errors import CorruptData, NotReshardable
+from pulsetrain.core.json import JsonObject
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,22 +113,38 @@ class SavedTensors:
         return found
 
 
+def naming_ranks(layouts: Mapping[int, Layout]) -> list[int]:
+    """The first saved rank, and each that names something which none before it does."""
+    known: set[object] = set()
+    chosen: list[int] = []
+    for rank, layout in sorted(layouts.items()):
+        new = {e.name for e in layout.entries if not of_one_rank(e.name)}.union(
+            layout.without_tensors
+        ) - known
+        if new or not chosen:
+            chosen.append(rank)
+            known |= new
+    return chosen
+
+
 @dataclass(frozen=True, kw_only=True)
 class Offer:
     """What a new rank is told of a saved step before it asks for its parts.
 
     `tensors` maps names to type and global shape. `layout` and `values` are those of one saved rank, for what
-    is no tensor.
+    is no tensor. `others` are those of more ranks, where no single one has a part of every tensor.
     """
 
     step: int
     tensors: Mapping[str, tuple[str, Shape]]
     layout: bytes
     values: bytes
+    others: Sequence[tuple[bytes, bytes]] = ()
 
     def encode(self) -> bytes:
         """As JSON."""
-        head = {"layout": self.layout.decode(), "values": self.values.decode()}
+        head: JsonObject = {"layout": self.layout.decode(), "values": self.values.decode()}
+        head["others"] = [(layout.decode(), values.decode()) for layout, values in self.others]
         return json.dumps({"step": self.step, "tensors": self.tensors, **head}).encode()
 
     @classmethod
@@ -140,6 +157,7 @@ class Offer:
                 tensors={name: (dtype, tuple(shape)) for name, (dtype, shape) in raw["tensors"].items()},
                 layout=raw["layout"].encode(),
                 values=raw["values"].encode(),
+                others=tuple((layout.encode(), values.encode()) for layout, values in raw["others"]),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptData(f"not an offer of a saved step: {error!r}") from error
