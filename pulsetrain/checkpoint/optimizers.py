@@ -36,6 +36,30 @@ def optimizer_names(state: Mapping[str, object]) -> dict[str, dict[int, str]]:
     }
 
 
+def possible_names(state: Mapping[str, object]) -> dict[str, dict[int, tuple[str, ...]]]:
+    """As `optimizer_names`, with every name that a state with other modules may have given the parameter.
+
+    That is each of its names in a module, with and without the module's key. The present one comes first.
+    """
+    found: dict[int, list[str]] = {}
+    for key, module in state.items():
+        if isinstance(module, torch.nn.Module):
+            for name, parameter in module.named_parameters(remove_duplicate=False):
+                found.setdefault(id(parameter), []).extend([name, f"{key}.{name}"])
+    return {
+        key: {
+            number: tuple(dict.fromkeys([name, *found.get(id(parameter), ())]))
+            for (number, name), parameter in zip(names.items(), _parameters_of(state[key]), strict=True)
+        }
+        for key, names in optimizer_names(state).items()
+    }
+
+
+def _parameters_of(value: object) -> list[torch.Tensor]:
+    assert isinstance(value, torch.optim.Optimizer), "only optimizers have numbered parameters"
+    return optimizer_parameters(value)
+
+
 def future_state_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Bytes of state that an optimizer makes in its first step. 0 where it has stepped already."""
     if optimizer.state:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from pulsetrain.checkpoint.memory import layout as layouts
-from pulsetrain.checkpoint.optimizers import optimizer_names, optimizer_parameters
+from pulsetrain.checkpoint.optimizers import optimizer_parameters, possible_names
 from pulsetrain.checkpoint.resharding.saved_tensors import naming_ranks
 from pulsetrain.checkpoint.saved_state import (
     Kind,
@@ -36,6 +36,7 @@ from pulsetrain.checkpoint.storage.shards import readers
 from pulsetrain.checkpoint.storage.tensor_index import TensorIndex
 from pulsetrain.core.errors import CheckpointError
 from pulsetrain.core.progress import progress
+from pulsetrain.elastic.saved_optimizer import SavedOptimizer
 
 
 def load_resharded(
@@ -207,18 +208,36 @@ def _load_optimizer(
     trees: SavedTrees,
 ) -> None:
     """Load state as the parameters are sharded now, and settings from one of the saved ranks."""
-    saved = trees.optimizer(key)
-    names = optimizer_names(state)[key]
-    parameters = optimizer_parameters(optimizer)
+    saved, parameters = trees.optimizer(key), optimizer_parameters(optimizer)
+    names = _saved_names(key, possible_names(state)[key], parameters, saved)
     loaded = {
-        number: with_tensors(saved.state[names[number]], like_parameter(index, parameter))
-        for number, parameter in enumerate(parameters)
-        if names[number] in saved.state
+        number: with_tensors(saved.state[name], like_parameter(index, parameters[number]))
+        for number, name in names.items()
+        if name in saved.state
     }
     others = {name: with_tensors(one, like_live(index, {})) for name, one in saved.others.items()}
     groups = _settings(key, optimizer, saved.groups)
     optimizer.load_state_dict({"state": {**loaded, **others}, "param_groups": groups})
     keep_types(optimizer, parameters, loaded)
+
+
+def _saved_names(
+    key: str,
+    possible: Mapping[int, Sequence[str]],
+    parameters: Sequence[torch.Tensor],
+    saved: SavedOptimizer,
+) -> dict[int, str]:
+    """The saved name of each parameter that was saved. Raises `CheckpointError` where it is not clear."""
+    found = {number: saved.name_among(names) for number, names in possible.items()}
+    saved.check_missing(
+        [f"{key}.{possible[n][0]}" for n, name in found.items() if not name and parameters[n].requires_grad]
+    )
+    owners: dict[str, int] = {}
+    for number, name in found.items():
+        if name and owners.setdefault(name, number) != number:
+            both = " and ".join(possible[n][0] for n in (owners[name], number))
+            raise CheckpointError(f"{key}.{name}: it is not clear whether it is the state of {both}")
+    return {number: name for number, name in found.items() if name}
 
 
 def _settings(

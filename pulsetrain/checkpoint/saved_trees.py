@@ -103,7 +103,7 @@ def _below(key: str, node: Nested) -> Nested:
 
 
 def _add_optimizer(found: SavedOptimizer, key: str, head: _Head) -> None:
-    states = head.tree[key]["state"]
+    states, groups = head.tree[key]["state"], head.tree[key]["param_groups"]
     by_number = any(isinstance(number, int) for number in states)
     known = {number: name for owner, number, name in head.layout.without_tensors if owner == key}
     for number, state in states.items():
@@ -112,6 +112,18 @@ def _add_optimizer(found: SavedOptimizer, key: str, head: _Head) -> None:
             found.others.setdefault(number, state)
         elif name and (name not in found.state or len(names_in(state)) > len(names_in(found.state[name]))):
             found.state[name] = state
+        elif not name and _is_empty(state):
+            found.unnamed += 1
+    without = {number for group in groups for number in group["params"]}.difference(states)
+    found.without.update(known[number] for number in without & known.keys())
+    found.unnamed += len(without - known.keys()) if by_number else max(0, len(without) - len(states))
+
+
+def _is_empty(state: Nested) -> bool:
+    """Whether a state says nothing, as that of an optimizer without momentum."""
+    if isinstance(state, Mapping | list | tuple):
+        return all(map(_is_empty, state.values() if isinstance(state, Mapping) else state))
+    return state is None
 
 
 def _name_of(key: str, state: Nested) -> str:

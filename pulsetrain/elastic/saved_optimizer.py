@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pulsetrain.core.errors import CheckpointError
+
 Nested = Any
 """Mappings, lists and tuples, with names of tensors and plain values as leaves."""
 
@@ -30,12 +32,25 @@ class ArrayName(TensorName):
 class SavedOptimizer:
     """State by the parameters' names, over all ranks that have saved some of it.
 
-    `others` is state that belongs to no parameter. `groups` are those of one rank.
+    `without` are parameters that had no state, and `unnamed` is the number of those whose names were not
+    saved. `others` is state that belongs to no parameter. `groups` are those of one rank.
     """
 
     state: dict[str, Nested] = field(default_factory=dict)
+    without: set[str] = field(default_factory=set)
+    unnamed: int = 0
     others: dict[str, Nested] = field(default_factory=dict)
     groups: Sequence[Mapping[str, Nested]] = ()
+
+    def name_among(self, possible: Sequence[str]) -> str:
+        """The name under which a parameter was saved, with state or without. "" where it was not."""
+        return next((name for name in possible if name in self.state or name in self.without), "")
+
+    def check_missing(self, missing: Sequence[str]) -> None:
+        """Raise `CheckpointError` where parameters that take gradients had state under another name, or none
+        of the saved ranks had them."""
+        if self.state and len(missing) > self.unnamed:
+            raise CheckpointError(f"{missing[0]}: no state of an optimizer was saved for it")
 
 
 def names_in(node: Nested) -> list[TensorName]:

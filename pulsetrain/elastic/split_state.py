@@ -173,7 +173,12 @@ class SplitOptimizer:
         self._take(state, saved["param_groups"])
 
     def take_parts(self, kinds: Mapping[str, Kind], read: Read, saved: SavedOptimizer) -> None:
-        """Read the parts that this rank holds now, whoever saved them. Settings come from one of them."""
+        """Read the parts that this rank holds now, whoever saved them. Settings come from one of them.
+
+        Raises `CheckpointError` where the state of a parameter was not saved.
+        """
+        both = zip(self._names, self._parameters, strict=True)
+        saved.check_missing([n for n, p in both if p.requires_grad and not saved.name_among([n])])
         state = {
             number: self._read(number, kinds, read, saved.state[name])
             for number, name in enumerate(self._names)

@@ -3,7 +3,12 @@
 import pytest
 import torch
 
-from pulsetrain.checkpoint.optimizers import future_state_bytes, optimizer_names, optimizer_parameters
+from pulsetrain.checkpoint.optimizers import (
+    future_state_bytes,
+    optimizer_names,
+    optimizer_parameters,
+    possible_names,
+)
 
 
 def model() -> torch.nn.Module:
@@ -31,6 +36,18 @@ def test_with_several_models_names_begin_with_the_models_key():
     optimizer = torch.optim.SGD([a.weight, b.weight, other], lr=0.1)
     names = optimizer_names({"a": a, "b": b, "opt": optimizer})
     assert names == {"opt": {0: "a.weight", 1: "b.weight", 2: "2"}}  # the last is in no model
+
+
+def test_every_name_that_a_parameter_may_have_been_saved_under():
+    a, b = torch.nn.Linear(1, 1, bias=False), torch.nn.ModuleDict({"one": torch.nn.Linear(1, 1, bias=False)})
+    b["tied"] = b["one"]
+    optimizer = torch.optim.SGD([a.weight, b["one"].weight], lr=0.1)
+    assert possible_names({"a": a, "b": b, "opt": optimizer}) == {
+        "opt": {
+            0: ("a.weight", "weight"),
+            1: ("b.one.weight", "one.weight", "tied.weight", "b.tied.weight"),
+        }
+    }
 
 
 @pytest.mark.parametrize(

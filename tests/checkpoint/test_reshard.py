@@ -215,3 +215,75 @@ def test_shadows_come_from_the_rank_that_has_saved_them_and_are_refused_where_no
     one = stage("a", "b")
     with pytest.raises(CheckpointError, match=r"ema\.shadows\.b\.bias: no single rank has saved it"):
         load_resharded(str(tmp_path), "j", {**one, "ema": Ema(one["model"])})
+
+
+def trained(*keys, tied=False):
+    """Modules of one optimizer, and an averaged copy that it does not know."""
+    torch.manual_seed(len(keys))
+    state = {key: torch.nn.ModuleDict({"first": torch.nn.Linear(2, 2, bias=False)}) for key in keys}
+    model = state["model"]
+    if tied:
+        model["last"] = model["first"]
+    state["optimizer"] = torch.optim.AdamW(model.parameters())
+    model["first"].weight.grad = torch.randn(2, 2)
+    return state
+
+
+def moments(state):
+    [parameter] = state["model"].parameters()
+    return state["optimizer"].state[parameter]["exp_avg"]
+
+
+@pytest.mark.parametrize(("before", "after"), [("model", "model ema"), ("model ema", "model")])
+def test_state_is_found_whichever_other_modules_were_saved_beside_it(tmp_path, before, after):
+    saved = trained(*before.split())
+    saved["optimizer"].step()
+    commit_states(tmp_path, {0: {"ema": dict(saved["model"].state_dict()), **saved}})
+    new = trained(*after.split())
+    load_resharded(str(tmp_path), "j", new)
+    assert torch.equal(moments(new), moments(saved))
+
+
+def test_state_of_a_tied_weight_is_found_by_any_of_its_names(tmp_path):
+    saved = trained("model")
+    saved["optimizer"].step()
+    first = torch.nn.Linear(2, 2, bias=False)
+    both = torch.nn.ModuleDict({"first": first, "last": saved["model"]["first"]})
+    commit_states(tmp_path, {0: {**saved, "model": both}})
+    new = trained("model", tied=True)
+    load_resharded(str(tmp_path), "j", new)
+    assert torch.equal(moments(new), moments(saved))
+
+
+def test_a_parameter_whose_state_has_another_name_is_refused_with_its_own(tmp_path):
+    saved = trained("model", tied=True)
+    saved["optimizer"].step()
+    commit_states(tmp_path, {0: saved})
+    new = trained("model", tied=True)
+    new["model"].pop("first")
+    with pytest.raises(CheckpointError, match=r"optimizer\.last\.weight: no state of an optimizer was saved"):
+        load_resharded(str(tmp_path), "j", new)
+
+
+def test_a_parameter_that_had_no_gradient_yet_has_no_state_then_either(tmp_path):
+    saved = stage("a", "b")
+    for parameter in saved["model"].parameters():
+        parameter.grad = torch.ones_like(parameter)
+    saved["optimizer"] = torch.optim.AdamW(saved["model"].parameters())
+    saved["model"]["b"].bias.grad = None
+    saved["optimizer"].step()
+    commit_states(tmp_path, {0: saved})
+    new = stage("b", seed=9)
+    new["optimizer"] = torch.optim.AdamW(new["model"].parameters())
+    load_resharded(str(tmp_path), "j", new)
+    assert optimizer_state(new).keys() == {"b.weight"}
+
+
+def test_state_that_may_be_of_two_parameters_is_refused(tmp_path):
+    saved = trained("model")
+    saved["optimizer"].step()
+    commit_states(tmp_path, {0: {**saved, "more": dict(saved["model"].state_dict())}})
+    new = trained("model", "more")
+    new["optimizer"] = torch.optim.AdamW([*new["model"].parameters(), *new["more"].parameters()])
+    with pytest.raises(CheckpointError, match=r"whether it is the state of model\.first\.weight and more\."):
+        load_resharded(str(tmp_path), "j", new)
