@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -29,7 +29,7 @@ from pulsetrain.checkpoint.saved_state import (
     with_tensors,
 )
 from pulsetrain.checkpoint.saved_trees import SavedTrees
-from pulsetrain.checkpoint.state_restore import keep_types
+from pulsetrain.checkpoint.state_restore import extra_names, keep_types, put_extra
 from pulsetrain.checkpoint.storage.backend import open_storage
 from pulsetrain.checkpoint.storage.manifest import Checkpoints, Manifest, Segment, Table
 from pulsetrain.checkpoint.storage.shards import readers
@@ -102,26 +102,32 @@ def load_state(saved: SavedState, state: Mapping[str, object], trees: SavedTrees
     """
     taken = load_form(saved, state, trees)
     for key, value in state.items():
-        if taken[key] is value:
+        part = taken[key]
+        if part is value:
             continue
-        if hasattr(value, "load_state_dict"):
-            value.load_state_dict(taken[key])
+        if isinstance(part, ModuleForm):
+            part.load_extra()
+        elif hasattr(value, "load_state_dict"):
+            value.load_state_dict(part)
         else:
-            state[key] = taken[key]  # type: ignore[index]  # numbers live in a mutable mapping
+            state[key] = part  # type: ignore[index]  # numbers live in a mutable mapping
 
 
 def load_form(saved: SavedState, state: Mapping[str, object], trees: SavedTrees) -> dict[str, object]:
     """Fill what is filled in place: modules, optimizers, tensors, and what reads its parts by itself.
 
     Returns a state that is saved like `state` will be once it is loaded. In place of each object that has a
-    loader of its own, and of each number, it has what is to be loaded.
+    loader of its own, and of each number, it has what is to be loaded. In place of a module with extra state
+    it has a `ModuleForm`.
     """
     taken = dict(state)
     with torch.no_grad():
         for key, value in state.items():
             if isinstance(value, torch.optim.Optimizer):
                 _load_optimizer(key, value, state, saved, trees)
-            elif isinstance(value, torch.nn.Module | torch.Tensor):
+            elif isinstance(value, torch.nn.Module):
+                taken[key] = _fill_module(key, value, saved, trees)
+            elif isinstance(value, torch.Tensor):
                 fill(saved, {key: value})
             elif key not in trees:
                 continue
@@ -130,6 +136,38 @@ def load_form(saved: SavedState, state: Mapping[str, object], trees: SavedTrees)
             else:
                 taken[key] = _entry(key, value, saved, trees)
     return taken
+
+
+class ModuleForm(torch.nn.Module):
+    """A module, whose extra state is what it is to become. Its own loader may refuse what is not read yet."""
+
+    def __init__(self, module: torch.nn.Module, extra: Mapping[str, layouts.Nested]) -> None:
+        super().__init__()
+        object.__setattr__(self, "_of", module)  # not a child of this one
+        self._extra = extra
+
+    def state_dict(self, **options: Any) -> dict[str, Any]:  # type: ignore[override]
+        """That of the module, with the extra state."""
+        return {**self._of.state_dict(**options), **self._extra}
+
+    def named_parameters(self, *args: Any, **options: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Those of the module."""
+        return self._of.named_parameters(*args, **options)
+
+    def load_extra(self) -> None:
+        """Give it to the module."""
+        put_extra(self._of, self._of.state_dict(), self._extra)
+
+
+def _fill_module(key: str, module: torch.nn.Module, saved: SavedState, trees: SavedTrees) -> torch.nn.Module:
+    live = module.state_dict(keep_vars=True)
+    names = extra_names(live)
+    fill(saved, {key: {name: value for name, value in live.items() if name not in names}})
+    if not names:
+        return module
+    tensors = live_tensors({key: {name: live[name] for name in names}})
+    make = like_live(saved, tensors)
+    return ModuleForm(module, {name: with_tensors(trees.of_module(key, name), make) for name in names})
 
 
 def _entry(key: str, value: object, saved: SavedState, trees: SavedTrees) -> layouts.Nested:

@@ -54,6 +54,13 @@ class SavedTrees:
     def _entries(self, key: str) -> list[Nested]:
         return [head.tree[key] for head in self._heads if key in head.tree]
 
+    def of_module(self, key: str, name: str) -> Nested:
+        """What any rank has saved under that name in a module's state. Raises `CheckpointError`."""
+        for entry in self._entries(key):
+            if name in entry:
+                return entry[name]
+        raise CheckpointError(f"checkpoint has no {key}.{name}")
+
     def optimizer(self, key: str) -> SavedOptimizer:
         """State of all parameters that any of the ranks has it of."""
         found = SavedOptimizer(groups=self.entry(key)["param_groups"])

@@ -16,6 +16,8 @@ from pulsetrain.checkpoint.optimizers import optimizer_parameters
 from pulsetrain.checkpoint.sharding import local, sharded_like
 from pulsetrain.core.errors import CheckpointError
 
+_EXTRA = "_extra_state"  # the last part of the name of what a module's `get_extra_state` returns
+
 
 def read_state(arena: Arena, info: SlotInfo) -> dict[str, Nested]:
     """The saved state as nested mappings of tensors over the arena's memory."""
@@ -69,14 +71,22 @@ def _put_module(key: str, module: torch.nn.Module, saved: Mapping[str, Nested]) 
     wrong = sorted(set(live) ^ set(saved))
     if wrong:
         raise CheckpointError(f"{key}: model and checkpoint differ in {', '.join(wrong[:5])}")
-    extra = False
+    extra = extra_names(live)
     for name, tensor in live.items():
-        if isinstance(tensor, torch.Tensor):
+        if name not in extra:
             _copy(f"{key}.{name}", tensor, saved[name])
-        else:
-            extra = True
     if extra:
-        module.load_state_dict({n: t if isinstance(t, torch.Tensor) else saved[n] for n, t in live.items()})
+        put_extra(module, live, {name: _copied(saved[name]) for name in extra})
+
+
+def extra_names(entries: Mapping[str, object]) -> list[str]:
+    """Entries of a module's state that are no parameters and no buffers. They may have tensors too."""
+    return [n for n, v in entries.items() if n.endswith(_EXTRA) or not isinstance(v, torch.Tensor)]
+
+
+def put_extra(module: torch.nn.Module, live: Mapping[str, object], extra: Mapping[str, Nested]) -> None:
+    """Give a module its extra state. `live` is what its tensors have already."""
+    module.load_state_dict({**live, **extra})
 
 
 def _put_optimizer(key: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, Nested]) -> None:

@@ -12,6 +12,7 @@ from pulsetrain.checkpoint.checkpointer import Checkpointer
 from pulsetrain.core.errors import NotReshardable
 from pulsetrain.elastic import ElasticSampler
 from tests.checkpoint.cluster import Cluster
+from tests.checkpoint.extra_state import extra_of, layers
 from tests.checkpoint.resharding.test_node_resharding import start
 
 pytestmark = pytest.mark.integration
@@ -185,4 +186,12 @@ def test_an_object_with_tensors_gets_them_once_and_no_zeros_before(cluster):
         assert torch.equal(
             *(getattr(t, "full_tensor", lambda t=t: t)() for t in (shadow, expected.shadows[name]))
         )
+    new.checkpointer.close()
+
+
+def test_extra_state_of_modules_comes_back(cluster):
+    made = iter([layers(7, "long"), layers()])
+    old, new = resized(cluster, more=lambda _: {"layers": next(made)})
+    assert extra_of(new.state["layers"]) == (7, [7.0] * 3, "long")
+    assert torch.equal(new.state["layers"]["scaled"].weight, old.state["layers"]["scaled"].weight)
     new.checkpointer.close()

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from pulsetrain.checkpoint.reshard import load_resharded
 from pulsetrain.core.errors import CheckpointError
+from tests.checkpoint.extra_state import extra_of, layers
 from tests.checkpoint.stored import commit_arrays, commit_states
 from tests.repository import ROOT
 
@@ -287,3 +288,13 @@ def test_state_that_may_be_of_two_parameters_is_refused(tmp_path):
     new["optimizer"] = torch.optim.AdamW([*new["model"].parameters(), *new["more"].parameters()])
     with pytest.raises(CheckpointError, match=r"whether it is the state of model\.first\.weight and more\."):
         load_resharded(str(tmp_path), "j", new)
+
+
+def test_extra_state_of_a_module_is_loaded_and_refused_where_it_was_not_saved(tmp_path):
+    commit_states(tmp_path, {0: {"model": layers(7, "long")}})
+    model = layers()
+    load_resharded(str(tmp_path), "j", {"model": model}, show_progress=True)
+    assert extra_of(model) == (7, [7.0] * 3, "long")
+    more = torch.nn.ModuleDict({**layers(), "other": torch.nn.ModuleDict({"scaled": layers()["pickled"]})})
+    with pytest.raises(CheckpointError, match=r"no model\.other\.scaled\._extra_state"):
+        load_resharded(str(tmp_path), "j", {"model": more})
