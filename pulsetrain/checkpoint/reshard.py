@@ -29,13 +29,14 @@ from pulsetrain.checkpoint.saved_state import (
     with_tensors,
 )
 from pulsetrain.checkpoint.saved_trees import SavedTrees
-from pulsetrain.checkpoint.state_restore import extra_names, keep_types, put_extra
+from pulsetrain.checkpoint.state_restore import extra_names, put_extra
 from pulsetrain.checkpoint.storage.backend import open_storage
 from pulsetrain.checkpoint.storage.manifest import Checkpoints, Manifest, Segment, Table
 from pulsetrain.checkpoint.storage.shards import readers
 from pulsetrain.checkpoint.storage.tensor_index import TensorIndex
 from pulsetrain.core.errors import CheckpointError
 from pulsetrain.core.progress import progress
+from pulsetrain.elastic.element_types import keep_types
 from pulsetrain.elastic.saved_optimizer import SavedOptimizer
 
 

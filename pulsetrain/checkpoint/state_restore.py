@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Mapping, MutableMapping
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from pulsetrain.checkpoint.memory.slots import SlotInfo, payload_offset
 from pulsetrain.checkpoint.optimizers import optimizer_parameters
 from pulsetrain.checkpoint.sharding import local, sharded_like
 from pulsetrain.core.errors import CheckpointError
+from pulsetrain.elastic.element_types import keep_types
 
 _EXTRA = "_extra_state"  # the last part of the name of what a module's `get_extra_state` returns
 
@@ -106,32 +106,6 @@ def _put_optimizer(key: str, optimizer: torch.optim.Optimizer, saved: Mapping[st
     others = {name: _copied(entry) for name, entry in saved["state"].items() if not isinstance(name, int)}
     optimizer.load_state_dict({**saved, "state": {**state, **others}})
     keep_types(optimizer, parameters, state)
-
-
-def keep_types(
-    optimizer: torch.optim.Optimizer,
-    parameters: Sequence[torch.Tensor],
-    state: Mapping[int, Mapping[str, object]],
-) -> None:
-    """Put back what the optimizer's own loader has rounded to its parameters' element type.
-
-    `state` is what was loaded, by the number of its parameter.
-    """
-    for index, entry in state.items():
-        kept = optimizer.state[parameters[index]]
-        for name, value in entry.items():
-            kept[name] = _typed(kept[name], value)
-
-
-def _typed(live: Any, saved: Any) -> Any:
-    """What is live, with the element types that were saved. Lists and mappings in it are looked into."""
-    if isinstance(saved, torch.Tensor):
-        return live if live.dtype == saved.dtype else saved.to(live.device)
-    if isinstance(saved, Mapping):
-        return {key: _typed(live[key], value) for key, value in saved.items()}
-    if type(saved) in (list, tuple):
-        return type(saved)(_typed(a, b) for a, b in zip(live, saved, strict=True))
-    return live
 
 
 def _fill(live: object, saved: Nested, parameter: torch.Tensor) -> Nested:

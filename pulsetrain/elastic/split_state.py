@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from pulsetrain.core.errors import CheckpointError, UsageError
+from pulsetrain.elastic.element_types import keep_types
 from pulsetrain.elastic.gradient_sync import ParameterLayout
 from pulsetrain.elastic.saved_optimizer import SavedOptimizer, TensorName
 
@@ -224,6 +225,7 @@ class SplitOptimizer:
         both = zip(live, saved_groups, strict=True)
         groups = [{**now, **old, "params": now["params"]} for now, old in both]
         self._optimizer.load_state_dict({"state": dict(state), "param_groups": groups})
+        keep_types(self._optimizer, self._parameters, state)
 
 
 def split_state(

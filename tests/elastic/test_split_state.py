@@ -206,6 +206,32 @@ def test_numbers_and_lists_of_an_optimizer_come_back_too():
     assert optimizer.state[parameter]["factors"][0].tolist() == [5.0, 5.0]
 
 
+@pytest.mark.parametrize("by_itself", [True, False])
+def test_state_keeps_more_digits_than_its_parameter(by_itself):
+    def job():
+        parameter = nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
+        optimizer = torch.optim.SGD([parameter], lr=RATE, momentum=0.5)
+        return optimizer, split_state({"a": ParameterLayout(parameter=parameter)}, optimizer, 0)
+
+    third = torch.tensor([1 / 3, 2 / 3])  # bfloat16 cannot hold them
+    optimizer, state = job()
+    [parameter] = optimizer.param_groups[0]["params"]
+    optimizer.state[parameter]["momentum_buffer"] = third.clone()
+    again, taking = job()
+    if by_itself:
+        taking["optimizer"].load_state_dict(state["optimizer"].state_dict())
+    else:
+        names = {"a": {"momentum_buffer": TensorName("state.a.momentum_buffer")}}
+        saved = SavedOptimizer(state=names, groups=optimizer.state_dict()["param_groups"])
+        kind = type("Kind", (), {"shape": (2,), "dtype": "float32"})
+        taking["optimizer"].take_parts(
+            {"state.a.momentum_buffer": kind}, lambda _, part: part.copy_(third), saved
+        )
+    [kept] = (state["momentum_buffer"] for state in again.state.values())
+    assert kept.dtype == torch.float32
+    assert torch.equal(kept, third)
+
+
 def test_an_optimizer_with_a_parameter_that_nobody_named_is_refused():
     rank = Rank((4, 3), 0)
     other = torch.optim.SGD([nn.Parameter(torch.ones(2))])
