@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from pulsetrain.checkpoint.memory import arena as arenas
 from pulsetrain.checkpoint.memory.arena import ArenaReader, ArenaWriter, create_arena
 from pulsetrain.checkpoint.resharding import mailbox
 from pulsetrain.checkpoint.resharding.saved_tensors import Offer
@@ -82,3 +83,15 @@ def test_an_agent_that_does_not_answer_is_not_waited_for_without_end(fd):
 
 def test_nothing_is_requested_of_a_new_arena(fd):
     assert mailbox.requested(ArenaReader(fd)) is None
+
+
+def test_what_two_worlds_have_saved_of_a_large_state_stays_while_a_third_is_filled(fd, monkeypatch):
+    monkeypatch.setattr(arenas, "slots_for", lambda size: 2 if size > 4096 else 6)
+    for step, world in ((4, 8), (5, 8)):
+        save(fd, layout_of({}), 0, step, world=world)
+    for attempt, world in enumerate((7, 6, 5), start=1):
+        mailbox.put_offer(ArenaWriter(fd), 0, OFFER)
+        header, _ = header_of(layout_of({}), 0, 5, world=world, attempt=attempt)
+        writing = ArenaWriter(fd).begin(header)
+        assert 8 in [info.world for info in ArenaReader(fd).published() if info.step == 5]
+        writing.commit()
