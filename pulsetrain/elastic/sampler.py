@@ -82,12 +82,15 @@ class ElasticSampler:
         microbatch: int | None = None,
         seed: int = 0,
         shuffle: bool = True,
+        even: bool = False,
         rank: int | None = None,
         world: int | None = None,
     ) -> None:
         """`batch` is that of all ranks together. A rank takes `microbatch` samples at once, all by default.
 
-        Rank and number of ranks are those of the environment by default. Raises `UsageError`.
+        `even`: every share has `accumulation` microbatches, of which the last may be empty. Wrappers that
+        communicate in each pass, such as DDP and FSDP, need as many passes on all ranks. Rank and number of
+        ranks are those of the environment by default. Raises `UsageError`.
         """
         self.rank = int(os.environ.get("RANK", "0")) if rank is None else rank
         self.world = int(os.environ.get("WORLD_SIZE", "1")) if world is None else world
@@ -100,7 +103,7 @@ class ElasticSampler:
         self.microbatch = batch if microbatch is None else microbatch
         self.accumulation = accumulation_steps(batch, self.world, self.microbatch)
         self.seed, self.epoch, self.consumed = seed, 0, 0
-        self._shuffle = shuffle
+        self._shuffle, self._even = shuffle, even
 
     def __iter__(self) -> Iterator[Share]:
         """The shares of this epoch's batches, from the first that is not consumed.
@@ -113,22 +116,26 @@ class ElasticSampler:
             yield Share(
                 position=position,
                 total=len(mine),
-                microbatches=_microbatches(mine[self.rank :: self.world], self.microbatch),
+                microbatches=_microbatches(
+                    mine[self.rank :: self.world], self.microbatch, self.accumulation if self._even else 0
+                ),
             )
 
-    def microbatches(self) -> Iterator[list[int]]:
-        """Indices of this rank's microbatches until the end of the epoch, as `batch_sampler` of a loader."""
-        for share in self:
-            yield from (list(micro) for micro in share.microbatches)
+    def microbatches(self) -> Microbatches:
+        """Indices of this rank's microbatches until the end of the epoch, as `batch_sampler` of a loader.
 
-    def advance(self, share: Share) -> None:
+        A loader that is made once yields those of the present epoch each time that it is iterated.
+        """
+        return Microbatches(self)
+
+    def advance(self, share: Share | None = None) -> None:
         """A batch was used: call it after the optimizer's step. The last one of an epoch begins the next.
 
-        Raises `UsageError` for a batch that is not the next one.
+        Without `share` it is the next one. Raises `UsageError` for a batch that is not the next one.
         """
-        if share.position != self.consumed:
+        if share is not None and share.position != self.consumed:
             raise UsageError(f"batch at sample {share.position}: the next one is at {self.consumed}")
-        self.consumed += share.total
+        self.consumed += self.batch
         if self.consumed >= self.samples:
             self.epoch, self.consumed = self.epoch + 1, 0
 
@@ -155,7 +162,22 @@ class ElasticSampler:
         return np.random.RandomState(words).permutation(self.samples)
 
 
-def _microbatches(indices: Sequence[int] | npt.NDArray[np.int64], size: int) -> tuple[tuple[int, ...], ...]:
-    return tuple(
-        tuple(int(index) for index in indices[at : at + size]) for at in range(0, len(indices), size)
-    )
+class Microbatches:
+    """This rank's microbatches of the epoch in which the sampler is when they are iterated."""
+
+    def __init__(self, sampler: ElasticSampler) -> None:
+        self._sampler = sampler
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (list(micro) for share in self._sampler for micro in share.microbatches)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _microbatches(
+    indices: Sequence[int] | npt.NDArray[np.int64], size: int, least: int
+) -> tuple[tuple[int, ...], ...]:
+    """Up to `size` each, and empty ones until there are `least`."""
+    full = [tuple(int(index) for index in indices[at : at + size]) for at in range(0, len(indices), size)]
+    return (*full, *[()] * (least - len(full)))

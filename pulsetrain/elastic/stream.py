@@ -72,13 +72,15 @@ class ElasticStream(Generic[Item]):
         *,
         batch: int,
         microbatch: int | None = None,
+        even: bool = False,
         rank: int | None = None,
         world: int | None = None,
     ) -> None:
         """`source` makes the items of an epoch, in the same order on every rank and at every call.
 
-        It must not deal the items to ranks by itself. `batch` is that of all ranks together. Rank and number
-        of ranks are those of the environment by default. Raises `UsageError`.
+        It must not deal the items to ranks by itself. `batch` is that of all ranks together. `even`: every
+        share has `accumulation` microbatches, of which the last may be empty. Rank and number of ranks are
+        those of the environment by default. Raises `UsageError`.
         """
         self.rank = int(os.environ.get("RANK", "0")) if rank is None else rank
         self.world = int(os.environ.get("WORLD_SIZE", "1")) if world is None else world
@@ -90,7 +92,7 @@ class ElasticStream(Generic[Item]):
         self.batch, self.microbatch = batch, batch if microbatch is None else microbatch
         self.accumulation = accumulation_steps(batch, self.world, self.microbatch)
         self.epoch = self.consumed = 0
-        self._make = source
+        self._make, self._even = source, even
         self._source_state: Mapping[str, Any] | None = None
 
     def __iter__(self) -> Iterator[StreamShare[Item]]:
@@ -110,7 +112,9 @@ class ElasticStream(Generic[Item]):
             yield StreamShare(
                 position=position,
                 total=len(batch),
-                microbatches=_microbatches(batch[self.rank :: self.world], self.microbatch),
+                microbatches=_microbatches(
+                    batch[self.rank :: self.world], self.microbatch, self.accumulation if self._even else 0
+                ),
                 last=not following,
                 source=state,
             )
@@ -149,5 +153,7 @@ def _state(source: object) -> Mapping[str, Any] | None:
     return copy.deepcopy(dict(source.state_dict())) if isinstance(source, Stateful) else None
 
 
-def _microbatches(items: Sequence[Item], size: int) -> tuple[tuple[Item, ...], ...]:
-    return tuple(tuple(items[at : at + size]) for at in range(0, len(items), size))
+def _microbatches(items: Sequence[Item], size: int, least: int) -> tuple[tuple[Item, ...], ...]:
+    """Up to `size` each, and empty ones until there are `least`."""
+    full = [tuple(items[at : at + size]) for at in range(0, len(items), size)]
+    return (*full, *[()] * (least - len(full)))

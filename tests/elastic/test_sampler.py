@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.elastic.sampler import ElasticSampler, accumulation_steps
@@ -74,6 +75,29 @@ def test_a_loader_that_reads_ahead_consumes_nothing():
     sampler = ElasticSampler(10, batch=4, microbatch=2, rank=0, world=1, shuffle=False)
     assert list(sampler.microbatches()) == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
     assert sampler.state_dict()["consumed"] == 0
+
+
+def test_a_loader_that_is_made_once_yields_every_epoch_from_where_it_stands():
+    sampler = ElasticSampler(6, batch=4, microbatch=2, rank=0, world=1, shuffle=False)
+    loader = DataLoader(range(6), batch_sampler=sampler.microbatches(), collate_fn=list)
+    assert (len(loader), list(loader)) == (3, [[0, 1], [2, 3], [4, 5]])
+    sampler.advance()
+    assert (sampler.consumed, list(loader)) == (4, [[4, 5]])
+    sampler.advance()
+    assert (sampler.epoch, sampler.consumed) == (1, 0)
+    assert list(loader) == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_ranks_have_unequal_numbers_of_microbatches_unless_they_shall_be_even():
+    fields = {"samples": 80, "batch": 64, "microbatch": 2, "shuffle": False}
+    unequal = [next(iter(sampler)) for sampler in ranks(6, None, **fields)]
+    assert [len(share.microbatches) for share in unequal] == [6, 6, 6, 6, 5, 5]
+    for sampler, share in zip(ranks(6, None, **fields, even=True), unequal, strict=True):
+        assert [len(one.microbatches) for one in sampler] == [sampler.accumulation] * 2 == [6, 6]
+        first = next(iter(sampler))
+        assert first.samples == share.samples
+        assert [micro for micro in first.microbatches if micro] == list(share.microbatches)
+        assert len(list(sampler.microbatches())) == 12
 
 
 def test_rank_and_world_are_those_of_the_environment(monkeypatch):

@@ -160,3 +160,12 @@ def test_what_does_not_fit_is_one_line():
 
 def test_the_example_in_the_docstring_holds():
     assert doctest.testmod(stream).failed == 0
+
+
+def test_every_rank_has_as_many_microbatches_where_they_shall_be_even():
+    shares = [
+        list(ElasticStream(lambda _: range(9), batch=6, microbatch=1, even=True, rank=rank, world=4))
+        for rank in range(4)
+    ]
+    assert [[len(share.microbatches) for share in of_rank] for of_rank in shares] == [[2, 2]] * 4
+    assert shares[3][0].microbatches == ((3,), ())
