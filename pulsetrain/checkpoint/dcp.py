@@ -8,10 +8,12 @@ bytes.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
 import time
+import uuid
 import warnings
 from pathlib import Path
 from typing import TypeAlias
@@ -64,16 +66,20 @@ from pulsetrain.checkpoint.storage.manifest import (
     folder_of,
 )
 from pulsetrain.checkpoint.storage.tensor_index import TensorIndex
-from pulsetrain.core.errors import CheckpointError
+from pulsetrain.core.errors import CheckpointError, CorruptData
 from pulsetrain.core.json import JsonObject
 
 Metadatum: TypeAlias = TensorStorageMetadata | BytesStorageMetadata
 
+_STEM, _PACK, _TABLE = "dcp-rank-", ".pack", ".table.json"
 OBJECT = "object"  # the dtype of an entry that holds DCP's bytes
 
 
 class PulsetrainWriter(StorageWriter):
-    """Writes one step: a pack and a table for each rank, the manifest by the coordinator at the end."""
+    """Writes one step: a pack and a table for each rank, the manifest by the coordinator at the end.
+
+    Each save has files of its own. So a step that is saved again stays as it was until the new one is whole.
+    """
 
     def __init__(self, storage: str, job: str, step: int) -> None:
         super().__init__()
@@ -110,7 +116,8 @@ class PulsetrainWriter(StorageWriter):
         parts = [(0, memoryview(head + values))]
         parts += [(begin + e.offset, d) for e, (_, d) in zip(entries, contents, strict=True) if e.bytes]
         segments = [Segment(offset=o, bytes=len(d), hash=xxhash.xxh3_128_hexdigest(d)) for o, d in parts]
-        file = f"{folder_of(self._step)}/dcp-rank-{self._rank:05d}.pack"
+        stem = f"{_STEM}{self._rank:05d}-{uuid.uuid4().hex[:12]}"
+        file = f"{folder_of(self._step)}/{stem}{_PACK}"
         self._checkpoints.storage.put(self._checkpoints.path(file), [d for _, d in parts])
         table = Table(
             rank=self._rank,
@@ -119,25 +126,26 @@ class PulsetrainWriter(StorageWriter):
             payload_bytes=offset,
             segments=tuple(segments),
         )
-        self._put_json(f"dcp-rank-{self._rank:05d}.table.json", {"file": file, "table": table.as_json()})
+        self._put_json(stem + _TABLE, {"file": file, "table": table.as_json()})
         done: Future[list[WriteResult]] = Future()
         done.set_result(
             [
-                WriteResult(index=item.index, size_in_bytes=len(data), storage_data=self._rank)
+                WriteResult(index=item.index, size_in_bytes=len(data), storage_data=stem)
                 for item, data in contents
             ]
         )
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """On the coordinator: join all tables. From here on the step exists."""
+        """On the coordinator: join the tables of the ranks that have written something, in their order in the
+        process group. From here on the step exists, and what it was before is removed."""
         tables: dict[int, Table] = {}
         blobs: dict[str, Blob] = {}
         written = 0
-        for rank in range(len(results)):
-            path = f"{folder_of(self._step)}/dcp-rank-{rank:05d}.table.json"
+        for rank, stem in enumerate(of_rank[0].storage_data for of_rank in results if of_rank):
+            path = f"{folder_of(self._step)}/{stem}{_TABLE}"
             raw = json.loads(self._checkpoints.storage.read(self._checkpoints.path(path)))
-            table, offset = Table.parse(raw["table"]), 0
+            table, offset = dataclasses.replace(Table.parse(raw["table"]), rank=rank), 0
             tables[rank] = table
             for segment in table.segments:
                 blobs.setdefault(segment.hash, Blob(file=raw["file"], offset=offset, bytes=segment.bytes))
@@ -147,14 +155,32 @@ class PulsetrainWriter(StorageWriter):
             job=self._checkpoints.job,
             step=self._step,
             attempt=0,
-            world=len(results),
+            world=len(tables),
             created_ns=time.time_ns(),
             written_bytes=written,
             tables=tables,
             blobs=blobs,
         )
+        before = self._before()
         path = self._checkpoints.path(f"{folder_of(self._step)}/{MANIFEST}")
         self._checkpoints.storage.put(path, [manifest.encode()])
+        self._remove(before)
+
+    def _before(self) -> frozenset[str]:
+        """Packs of a save of this step that is replaced."""
+        try:
+            manifest = self._checkpoints.manifest(self._step)
+        except CorruptData:
+            return frozenset()
+        own = f"{folder_of(self._step)}/{_STEM}"
+        return frozenset(file for file in manifest.files if file.startswith(own)) if manifest else frozenset()
+
+    def _remove(self, packs: frozenset[str]) -> None:
+        """Remove packs that no committed step refers to, and their tables."""
+        needed = {file for m in self._checkpoints.committed() for file in m.files} if packs else set()
+        for pack in packs - needed:
+            for file in (pack.removesuffix(_PACK) + _TABLE, pack):
+                self._checkpoints.storage.remove(self._checkpoints.path(file))
 
     def storage_meta(self) -> StorageMeta | None:
         return None

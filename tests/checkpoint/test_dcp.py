@@ -100,6 +100,48 @@ class TestDcp:
         with pytest.raises(CheckpointError, match="step 3 is not committed"):
             PulsetrainReader(str(tmp_path), "j", 3).read_metadata()
 
+    def test_a_step_that_is_saved_again_stays_until_the_new_one_is_whole(self, tmp_path):
+        import torch.distributed.checkpoint as dcp
+
+        from pulsetrain.checkpoint.dcp import PulsetrainReader, PulsetrainWriter
+
+        class Killed(PulsetrainWriter):
+            """Ends before the step exists."""
+
+            def finish(self, metadata, results):
+                pass
+
+        def saved(value, writer=PulsetrainWriter):
+            state = {"w": torch.full((3,), value)}
+            dcp.save(state, storage_writer=writer(str(tmp_path), "j", 200), no_dist=True)
+            found = {"w": torch.zeros(3)}
+            dcp.load(found, storage_reader=PulsetrainReader(str(tmp_path), "j", 200), no_dist=True)
+            return found["w"].tolist()
+
+        assert saved(1.0) == [1.0] * 3
+        assert saved(2.0, Killed) == [1.0] * 3
+        assert saved(3.0) == [3.0] * 3
+        [folder] = (tmp_path / "j").iterdir()
+        assert len(list(folder.glob("*.pack"))) == len(list(folder.glob("*.table.json"))) == 2
+
+    def test_ranks_of_a_group_are_counted_from_0_and_one_may_have_nothing_to_write(self, tmp_path):
+        from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+        from pulsetrain.checkpoint.dcp import PulsetrainReader, PulsetrainWriter
+
+        results = []
+        for rank, state in ((3, {"a": torch.ones(2)}), (4, {}), (5, {"b": torch.ones(3)})):
+            planner, writer = DefaultSavePlanner(), PulsetrainWriter(str(tmp_path), "j", 1)
+            planner.set_up_planner(state, is_coordinator=True)
+            plan = planner.create_local_plan()
+            [plan], metadata = planner.create_global_plan([plan])
+            writer._rank = rank  # as the default process group has it
+            results.append(writer.write_data(planner.finish_plan(plan), planner).wait())
+        writer.finish(metadata, results)
+        checkpoints = Checkpoints(open_storage(str(tmp_path)), "j")
+        assert checkpoints.verify(checkpoints.manifest(1)) == []
+        assert set(PulsetrainReader(str(tmp_path), "j", 1).index.tensors) == {"a", "b"}
+
     def blank(self, value):
         if isinstance(value, torch.Tensor):
             return torch.zeros_like(value)
