@@ -23,6 +23,7 @@ from pulsetrain.checkpoint.state_restore import views
 from pulsetrain.checkpoint.statetree import Leaves
 
 AGENT_TIMEOUT_S = 600.0
+"""without any progress"""
 
 
 @dataclass(frozen=True, kw_only=True)

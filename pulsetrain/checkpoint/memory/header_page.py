@@ -1,7 +1,8 @@
 """The first page of an arena: which word means what, and how a slot's header is packed and sealed.
 
 All words have 8 bytes. The trainer writes some of them and the agent the others, so that neither needs a
-lock. `HeaderPage` and `SLOT_WORDS` are the format: a change to either raises `VERSION`.
+lock. `HeaderPage` and `SLOT_WORDS` are the format: a change to either raises `VERSION`, but for a new word
+that an older side may leave 0.
 """
 
 from __future__ import annotations
@@ -91,6 +92,8 @@ class HeaderPage:
     offered_bytes = Word(22)
     answered = Word(23)
     """`asked` once that slot is filled, and its negative where that could not be done."""
+    filled_bytes = Word(328)
+    """Rises while the slot that was asked for is filled."""
 
     def __init__(self, fd: int) -> None:
         """Raises `CorruptData` where `fd` is not an arena of this version."""

@@ -76,7 +76,7 @@ def ask(
 ) -> None:
     """Ask the agent to fill the tensors of a slot, and wait until it has.
 
-    Raises `NotReshardable` where it cannot, `CheckpointError` where it does not answer.
+    Raises `NotReshardable` where it cannot, `CheckpointError` where it has filled nothing for `timeout_s`.
     """
     header = writing.header
     asked = arena.sequence(writing.slot) * MAX_SLOTS + writing.slot + 1
@@ -84,10 +84,15 @@ def ask(
     arena.asked_payload_at = header.total_bytes - header.payload_bytes
     arena.asked_total_bytes = header.total_bytes
     arena.asked = asked
-    began_s = clock()
+    last_s, filled = clock(), arena.filled_bytes
     while abs(arena.answered) != asked:
-        if clock() - began_s > timeout_s:
-            raise CheckpointError(f"the agent has not put step {header.step} together in {timeout_s:g} s")
+        now_s = clock()
+        if arena.filled_bytes != filled:
+            last_s, filled = now_s, arena.filled_bytes
+        if now_s - last_s > timeout_s:
+            raise CheckpointError(
+                f"the agent has put nothing of step {header.step} together for {timeout_s:g} s"
+            )
         sleep(POLL_S)
     arena.offered_slot = 0
     if arena.answered < 0:

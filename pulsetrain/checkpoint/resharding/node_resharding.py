@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event, Thread
 from typing import TypeVar
@@ -13,7 +13,7 @@ import structlog
 
 from pulsetrain.checkpoint.checkpoint_events import CheckpointEvents
 from pulsetrain.checkpoint.memory.arena import ArenaReader, ArenaWriter
-from pulsetrain.checkpoint.memory.layout import Entry, of_one_rank
+from pulsetrain.checkpoint.memory.layout import Entry, Layout, of_one_rank
 from pulsetrain.checkpoint.peers.client import PeerClient
 from pulsetrain.checkpoint.resharding import mailbox
 from pulsetrain.checkpoint.resharding.saved_shards import SavedKey, SavedShards
@@ -235,7 +235,7 @@ class Resharding:
                 number, asked = arena.asked, mailbox.requested(arena)
                 if asked is None:
                     continue
-                self._fill(rank, asked[0].entries, asked[1], stop)
+                self._fill(rank, arena, asked, stop)
             except (PulsetrainError, OSError, ValueError) as error:
                 if stop.is_set():
                     return
@@ -251,18 +251,20 @@ class Resharding:
                 mailbox.answer(arena, number, refusal)
             return
 
-    def _fill(self, rank: int, entries: Sequence[Entry], payload: memoryview, stop: Event) -> None:
+    def _fill(self, rank: int, arena: ArenaReader, asked: tuple[Layout, memoryview], stop: Event) -> None:
+        layout, payload = asked
         plan, tensors, began_ns = self._plan, self._tensors, time.monotonic_ns()
         assert plan is not None, "prepare comes first"
         assert tensors is not None, "prepare comes first"
         sources = Sources(plan, self._make)
         try:
-            for entry in entries:
+            for entry in layout.entries:
                 if stop.is_set():  # the rank has ended, and another one may use its slot
                     raise CheckpointError("the attempt has ended")
                 if entry.bytes and not of_one_rank(entry.name):
                     target = payload[entry.offset : entry.offset + entry.bytes]
-                    _put_together(entry, tensors.pieces(entry), sources, target, prefer=rank)
+                    for size in _put_together(entry, tensors.pieces(entry), sources, target, prefer=rank):
+                        arena.filled_bytes += size
         finally:
             sources.close()
         took_ns = time.monotonic_ns() - began_ns
@@ -305,11 +307,12 @@ def _compare(tensors: SavedTensors, sources: Sources) -> None:
 
 def _put_together(
     entry: Entry, pieces: Sequence[Piece], sources: Sources, target: memoryview, *, prefer: int
-) -> None:
-    """Write each piece to its place in the tensor. One piece is in memory at a time."""
+) -> Iterator[int]:
+    """Write each piece to its place in the tensor, and yield its size. One piece is in memory at a time."""
     itemsize = entry.bytes // max(1, int(np.prod(entry.shape)))
     whole = np.frombuffer(target, dtype=f"V{itemsize}").reshape(entry.shape)
     for piece in pieces:
         shape = tuple(one.stop - one.start for one in piece.outside)
         data = sources.part(piece, prefer)
         whole[piece.outside] = np.frombuffer(data, dtype=whole.dtype).reshape(shape)
+        yield len(data)

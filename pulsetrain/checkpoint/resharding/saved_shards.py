@@ -20,6 +20,9 @@ from pulsetrain.checkpoint.peers.replicas import Replicas, Snapshot
 from pulsetrain.checkpoint.storage.tensor_index import Slices
 from pulsetrain.core.errors import CheckpointError, CorruptData
 
+LAYOUTS = 64
+"""that are kept decoded: of the ranks of a node and of those whose replicas it has"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SavedKey:
@@ -43,11 +46,11 @@ class SavedKey:
 class SavedShard:
     """The bytes of one rank's checkpoint, and what they mean."""
 
-    def __init__(self, saved: Description, data: memoryview) -> None:
-        """Raises `CorruptData`."""
-        self.head = bytes(data[: saved.layout_bytes + saved.values_bytes])
+    def __init__(self, saved: Description, data: memoryview, layout: Layout) -> None:
+        """`layout` is what the first bytes of `data` say."""
+        self.head = data[: saved.layout_bytes + saved.values_bytes]
         self.layout_bytes = saved.layout_bytes
-        self.layout: Layout = decode(self.head[: saved.layout_bytes])
+        self.layout = layout
         self._payload = data[payload_offset(saved.layout_bytes, saved.values_bytes) :]
 
     def part(self, number: int, inside: Slices) -> bytes:
@@ -80,6 +83,7 @@ class SavedShards:
         self._retired: dict[int, ArenaReader] = {}
         self._whole: set[SavedKey] = set()
         self._digests: dict[tuple[SavedKey, int], str] = {}
+        self._layouts: dict[SavedKey, tuple[bytes, Layout]] = {}
         self._lock = Lock()
 
     def attach(self, rank: int, arena: ArenaReader) -> None:
@@ -88,6 +92,7 @@ class SavedShards:
             self._arenas[rank] = arena
             self._whole.clear()
             self._digests.clear()
+            self._layouts.clear()
 
     def detach(self, rank: int) -> None:
         """Look into it no more."""
@@ -150,7 +155,7 @@ class SavedShards:
         arena, info = self._find(key)
         if arena is not None and info is not None:
             self._verify(key, info, arena.view(info), info.checksum)
-            yield SavedShard(info, arena.view(info))
+            yield self._shard(key, info, arena.view(info))
             if not arena.still(info):
                 raise CorruptData(f"step {key.step} of rank {key.rank} was overwritten")
             return
@@ -159,7 +164,7 @@ class SavedShards:
                 raise CheckpointError(f"step {key.step} of rank {key.rank} is not here")
             snapshot, data = replica
             self._verify(key, snapshot, data, snapshot.checksum)
-            yield SavedShard(snapshot, data)
+            yield self._shard(key, snapshot, data)
 
     @contextmanager
     def whole(self, rank: int, step: int, attempt: int) -> Iterator[tuple[Snapshot, memoryview] | None]:
@@ -176,6 +181,16 @@ class SavedShards:
         )
         arena, info = next(found, (None, None))
         yield None if arena is None or info is None else (Snapshot.of(info), arena.view(info))
+
+    def _shard(self, key: SavedKey, saved: Description, data: memoryview) -> SavedShard:
+        """What is at `data`. Its layout is decoded once, as long as it stays the same."""
+        raw = bytes(data[: saved.layout_bytes])
+        last = self._layouts.get(key)
+        if last is None or last[0] != raw:
+            if len(self._layouts) >= LAYOUTS:
+                self._layouts.clear()
+            last = self._layouts[key] = raw, decode(raw)
+        return SavedShard(saved, data, last[1])
 
     def _arenas_of(self, rank: int) -> list[ArenaReader]:
         with self._lock:

@@ -60,7 +60,8 @@ class LocalSource:
     def head(self, key: SavedKey) -> Head:
         """Layout and values."""
         with self._shards.reading(key) as saved:
-            return Head(layout=saved.head[: saved.layout_bytes], values=saved.head[saved.layout_bytes :])
+            head = bytes(saved.head)
+            return Head(layout=head[: saved.layout_bytes], values=head[saved.layout_bytes :])
 
     def digests(self, key: SavedKey, entries: Sequence[int]) -> list[str]:
         """A hash of the content of each of these tensors."""
@@ -112,15 +113,13 @@ class StoredSource:
     def __init__(self, checkpoints: Checkpoints) -> None:
         self._checkpoints = checkpoints
         self._manifest: Manifest | None = None
-        self._layouts: dict[int, Head] = {}
+        self._layouts: dict[int, tuple[Layout, bytes]] = {}
+        self._of_entry: dict[int, dict[int, Segment]] = {}
 
     def head(self, key: SavedKey) -> Head:
         """Layout and values."""
-        if key.rank not in self._layouts:
-            manifest = self._of(key)
-            layout, values = self._checkpoints.layout(manifest, key.rank)
-            self._layouts[key.rank] = Head(layout=layout.encode(), values=values)
-        return self._layouts[key.rank]
+        layout, values = self._layout(key)
+        return Head(layout=layout.encode(), values=values)
 
     def digests(self, key: SavedKey, entries: Sequence[int]) -> list[str]:
         """A hash of the content of each of these tensors. Nothing is read for that."""
@@ -140,14 +139,25 @@ class StoredSource:
 
     def _segments(self, key: SavedKey) -> tuple[Layout, dict[int, Segment]]:
         """The layout, and the segment of each tensor by its offset."""
-        table = self._of(key).tables[key.rank]
-        begin = payload_offset(table.layout_bytes, table.values_bytes)
-        return self.head(key).decoded, {s.offset - begin: s for s in table.segments[1:]}
+        layout, _ = self._layout(key)
+        if key.rank not in self._of_entry:
+            table = self._of(key).tables[key.rank]
+            begin = payload_offset(table.layout_bytes, table.values_bytes)
+            self._of_entry[key.rank] = {s.offset - begin: s for s in table.segments[1:]}
+        return layout, self._of_entry[key.rank]
+
+    def _layout(self, key: SavedKey) -> tuple[Layout, bytes]:
+        """Layout and values. They are read once."""
+        manifest = self._of(key)
+        if key.rank not in self._layouts:
+            self._layouts[key.rank] = self._checkpoints.layout(manifest, key.rank)
+        return self._layouts[key.rank]
 
     def _of(self, key: SavedKey) -> Manifest:
         if self._manifest is None or self._manifest.step != key.step:
             self._manifest = self._checkpoints.manifest(key.step)
             self._layouts.clear()
+            self._of_entry.clear()
         manifest = self._manifest
         if manifest is None or (manifest.attempt, manifest.world) != (key.attempt, key.world):
             raise CheckpointError(f"step {key.step} of attempt {key.attempt} is not in storage")

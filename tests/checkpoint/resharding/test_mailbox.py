@@ -77,8 +77,21 @@ def test_a_refusal_says_why(fd):
 
 def test_an_agent_that_does_not_answer_is_not_waited_for_without_end(fd):
     ticks = iter(range(100))
-    with pytest.raises(CheckpointError, match="has not put step 5 together in 7 s"):
+    with pytest.raises(CheckpointError, match="nothing of step 5 together for 7 s"):
         mailbox.ask(ArenaWriter(fd), begun(fd), timeout_s=7, clock=lambda: next(ticks), sleep=lambda _: None)
+
+
+def test_an_agent_that_fills_in_more_and_more_is_waited_for(fd):
+    agent, ticks, writing = Agent(fd), iter(range(0, 1000, 5)), begun(fd)
+
+    def sleep(seconds):
+        if agent.arena.filled_bytes < 40:
+            agent.arena.filled_bytes += 1
+        else:
+            agent.sleep(seconds)
+
+    mailbox.ask(ArenaWriter(fd), writing, timeout_s=7, clock=lambda: next(ticks), sleep=sleep)
+    assert agent.layout == layout_of({})
 
 
 def test_nothing_is_requested_of_a_new_arena(fd):

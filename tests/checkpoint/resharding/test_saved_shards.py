@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 
 from pulsetrain.checkpoint.memory.arena import ArenaReader, ArenaWriter, create_arena
+from pulsetrain.checkpoint.memory.layout import decode
 from pulsetrain.checkpoint.peers.replicas import Replicas, Snapshot
+from pulsetrain.checkpoint.resharding import saved_shards
 from pulsetrain.checkpoint.resharding.saved_shards import SavedKey, SavedShards, slices_of
+from pulsetrain.checkpoint.resharding.shard_sources import StoredSource
 from pulsetrain.core.errors import CheckpointError, CorruptData
 from tests.checkpoint.resharding.shards import WHOLE, layout_of, rows, save
+from tests.checkpoint.stored import commit_arrays
 
 KEY = SavedKey(rank=0, step=5, attempt=0, world=2)
 
@@ -33,6 +37,31 @@ def test_only_the_elements_that_are_asked_for_are_given(shards):
     with shards.reading(KEY) as saved:
         data = saved.part(0, (slice(1, 3), slice(2, 4)))
     assert data == WHOLE["model.matrix"][1:3, 2:4].tobytes()
+
+
+def test_a_layout_is_decoded_once_for_all_parts_and_again_where_it_changes(fd, shards, monkeypatch):
+    decoded = []
+    monkeypatch.setattr(saved_shards, "decode", lambda raw: (decoded.append(raw), decode(raw))[1])
+    for _ in range(200):
+        with shards.reading(KEY) as saved:
+            saved.part(0, (slice(1, 2), slice(2, 4)))
+    assert len(decoded) == 1
+    ArenaWriter(fd).clear()
+    save(fd, layout_of(rows(1, 2)), 0, 5, world=2)
+    with shards.reading(KEY) as saved:
+        assert saved.layout == layout_of(rows(1, 2))
+
+
+def test_a_layout_in_storage_is_read_once_for_all_parts(tmp_path, monkeypatch):
+    array = np.arange(6, dtype=np.float32)
+    checkpoints = commit_arrays(tmp_path, {0: [(name, array, (), ()) for name in "abc"]})
+    read, layout = [], checkpoints.layout
+    monkeypatch.setattr(checkpoints, "layout", lambda *of: (read.append(of), layout(*of))[1])
+    source, key = StoredSource(checkpoints), SavedKey(rank=0, step=1, attempt=0, world=1)
+    parts = [source.part(key, number % 3, (slice(1, 3),)) for number in range(30)]
+    assert (set(parts), len(read)) == ({array[1:3].tobytes()}, 1)
+    assert source.head(key).decoded.entries[2].name == "c"
+    assert len(source.digests(key, [0, 1])) == 2
 
 
 def test_a_part_that_is_not_there_is_refused(shards):
