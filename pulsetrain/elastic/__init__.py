@@ -1,6 +1,6 @@
 """Parallelism of unequal size: what a job does with the devices that are left."""
 
-from pulsetrain.elastic.batch_scaling import ScaledBatch, scaled_batch
+from pulsetrain.elastic.batch_scaling import ScaledBatch, scale_learning_rates, scaled_batch
 from pulsetrain.elastic.sampler import ElasticSampler, Share, accumulation_steps
 from pulsetrain.elastic.stream import ElasticStream, StreamShare
 
@@ -11,5 +11,6 @@ __all__ = [
     "Share",
     "StreamShare",
     "accumulation_steps",
+    "scale_learning_rates",
     "scaled_batch",
 ]

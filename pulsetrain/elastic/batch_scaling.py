@@ -6,9 +6,13 @@ The other way is to keep the batch: `ElasticSampler` then does more microbatches
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from pulsetrain.core.errors import UsageError
+
+_FACTOR = "pulsetrain_rate_factor"  # in each parameter group: the factor that its rates have
+_OF_GROUP = ("lr", "initial_lr", "max_lr", "min_lr")
+_OF_SCHEDULE = ("base_lrs", "max_lrs", "_last_lr")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,3 +44,44 @@ def scaled_batch(
     batch = full_batch // full_world * world
     ratio = batch / full_batch
     return ScaledBatch(batch=batch, learning_rate_factor=ratio if rule == "linear" else ratio**0.5)
+
+
+class HasGroups(Protocol):
+    """A torch optimizer."""
+
+    param_groups: list[dict[str, Any]]
+
+
+def scale_learning_rates(optimizer: HasGroups, factor: float, *schedules: object) -> None:
+    """Give an optimizer, and schedules of its learning rate, `factor` times the rates of the full batch.
+
+    Call it once after `restore()`, at every start. The optimizer keeps the factor in its parameter groups. So
+    one that was saved under another factor, or in the middle of its schedule, is scaled by the ratio of the
+    two. `schedules` are torch's, and are saved with the optimizer. Rates that they keep elsewhere, such as
+    `eta_min`, stay. Raises `UsageError`.
+    """
+    if not factor > 0:
+        raise UsageError(f"learning rate factor {factor}: allowed: above 0")
+    ratios = [factor / group.get(_FACTOR, 1.0) for group in optimizer.param_groups]
+    for group, ratio in zip(optimizer.param_groups, ratios, strict=True):
+        group[_FACTOR] = factor
+        for name in _OF_GROUP:
+            if name in group:
+                group[name] = _scaled(group[name], ratio)
+    for schedule in schedules:
+        _scale_schedule(schedule, ratios)
+
+
+def _scale_schedule(schedule: object, ratios: list[float]) -> None:
+    """Scale what it keeps for each parameter group, and those of the schedules that it is made of."""
+    for name in _OF_SCHEDULE:
+        rates = getattr(schedule, name, None)
+        if isinstance(rates, list):
+            setattr(schedule, name, [rate * ratio for rate, ratio in zip(rates, ratios, strict=True)])
+    for inner in getattr(schedule, "_schedulers", ()):
+        _scale_schedule(inner, ratios)
+
+
+def _scaled(rate: Any, ratio: float) -> Any:
+    """A rate that is a tensor stays the same one: a captured graph reads it."""
+    return rate.mul_(ratio) if hasattr(rate, "mul_") else rate * ratio
