@@ -142,6 +142,8 @@ def load_form(saved: SavedState, state: Mapping[str, object], trees: SavedTrees)
 class ModuleForm(torch.nn.Module):
     """A module, whose extra state is what it is to become. Its own loader may refuse what is not read yet."""
 
+    _of: torch.nn.Module
+
     def __init__(self, module: torch.nn.Module, extra: Mapping[str, layouts.Nested]) -> None:
         super().__init__()
         object.__setattr__(self, "_of", module)  # not a child of this one

@@ -157,7 +157,7 @@ class Offer:
                 tensors={name: (dtype, tuple(shape)) for name, (dtype, shape) in raw["tensors"].items()},
                 layout=raw["layout"].encode(),
                 values=raw["values"].encode(),
-                others=tuple((layout.encode(), values.encode()) for layout, values in raw["others"]),
+                others=tuple((layout.encode(), values.encode()) for layout, values in raw.get("others", ())),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptData(f"not an offer of a saved step: {error!r}") from error

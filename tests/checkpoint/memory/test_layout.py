@@ -1,5 +1,6 @@
 """A layout and values survive JSON, and damaged ones are refused."""
 
+import dataclasses
 import json
 import math
 
@@ -42,6 +43,8 @@ def entries(draw):
 def test_a_layout_survives_json(some):
     layout = Layout(entries=tuple(some), tree={"d": [["a", {"v": 0}]]})
     assert decode(layout.encode()) == layout
+    without = dataclasses.replace(layout, without_tensors=(("optimizer", 1, "a.bias"),))
+    assert decode(without.encode()) == without
 
 
 @given(st.lists(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text())))

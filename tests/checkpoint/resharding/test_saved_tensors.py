@@ -1,5 +1,6 @@
 """Which rank has which part, and how other parts are put together."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsetrain.checkpoint.resharding.saved_tensors import Offer, SavedTensors
+from pulsetrain.checkpoint.resharding.saved_tensors import Offer, SavedTensors, naming_ranks
 from pulsetrain.core.errors import CorruptData, NotReshardable
 from tests.checkpoint.resharding.shards import WHOLE, columns, layout_of, rows
 
@@ -56,8 +57,17 @@ def test_a_tensor_that_nobody_has_saved_is_named():
         tensors.pieces(layout_of({}, ["model.bias"]).entries[0])
 
 
+def test_few_ranks_name_all_tensors_of_a_world():
+    matrix, bias = layout_of(rows(0, 2), ["model.matrix"]), layout_of({}, ["model.bias"])
+    without = dataclasses.replace(bias, without_tensors=(("optimizer", 0, "bias"),))
+    layouts = {0: matrix, 1: layout_of(rows(1, 2), ["model.matrix"]), 2: bias, 3: bias, 4: without}
+    assert naming_ranks(layouts) == [0, 2, 4]
+
+
 def test_an_offer_is_read_as_it_was_written():
     offer = Offer(step=3, tensors={"w": ("float32", (2, 3))}, layout=b"{}", values=b"[1]")
     assert Offer.parse(offer.encode()) == offer
+    more = dataclasses.replace(offer, others=((b"{}", b"[2]"),))
+    assert Offer.parse(more.encode()) == more
     with pytest.raises(CorruptData, match="not an offer"):
         Offer.parse(b"{}")
