@@ -33,9 +33,9 @@ def exit_text(code: int) -> str:
 def last_error(lines: Sequence[str]) -> str:
     """Return the last line that looks like an exception, else the last line that is not empty.
 
-    Frameworks print hints behind a traceback. They say less than the exception. After a fatal signal the lines
-    end with a dump of all threads: its first line is told with where the process was, or the C++ exception
-    before it.
+    Frameworks print hints behind a traceback. They say less than the exception. After a fatal signal the
+    lines end with a dump of all threads: its first line is told with where the process was, or the C++
+    exception before it.
 
     >>> last_error(["ValueError: no such file", "Set the variable FULL_ERROR=1 for more."])
     'ValueError: no such file'

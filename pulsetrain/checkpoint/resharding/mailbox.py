@@ -56,9 +56,10 @@ def read_offer(arena: ArenaWriter) -> Offer | None:
 
 
 def refuse_offer(arena: ArenaWriter, reason: str) -> None:
-    """The rank cannot take the form that its part of the state would have."""
+    """The rank cannot take the form that its part of the state would have, or what it was filled with."""
     arena.refusal = reason
     arena.answered = -1
+    arena.asked = 0
 
 
 def refused_offer(arena: ArenaReader) -> str:
