@@ -96,6 +96,7 @@ def assemble(setup: AgentSetup, zygotes: ZygoteHolder) -> Iterator[Agent]:
             images=images,
             environ=setup.options.environ,
             replays=ReplayRanks(setup.options.replay, logs),
+            heartbeat_s=config.heartbeat_s,
             loops=lambda: (
                 shipper.loop,
                 *checkpoints.loops,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LONGEST_HEARTBEAT_S = 60.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig:
     """Configuration of an agent: table ``[agent]``, environment ``PULSETRAIN_AGENT_*``.
 
-    Raises `ValueError` for a period that is not above 0, or for other `images`.
+    Raises `ValueError` for a period that is not above 0 or is too long, or for other `images`.
     """
 
     watch_s: float = 0.2
@@ -19,7 +21,8 @@ class AgentConfig:
     echo_s: float = 0.2
     """How often what ranks print is echoed."""
     heartbeat_s: float = 1.0
-    """How often to report to the hub, and to sample the host."""
+    """How often to report to the hub, and to sample the host, at most 60. The hub notices a silent node later
+    where nodes report less often."""
     ring_slots: int = 65536
     """Records that a rank may write between two drains. More are dropped and counted."""
     spool_bytes: int = 1 << 30
@@ -70,3 +73,5 @@ class AgentConfig:
         for name in ("watch_s", "drain_s", "echo_s", "heartbeat_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be above 0")
+        if self.heartbeat_s > LONGEST_HEARTBEAT_S:
+            raise ValueError(f"heartbeat_s = {self.heartbeat_s}: at most {LONGEST_HEARTBEAT_S}")

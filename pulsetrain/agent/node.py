@@ -81,7 +81,7 @@ class NodeParts:
 
     `ranks` makes the node's ranks; it gets a function to call with each rank that ends. `loops` gives the
     statuses of the loops that belong to none of the other parts. `environ` is the environment of the ranks.
-    `replays` are the ranks that replay training for a check.
+    `replays` are the ranks that replay training for a check. `heartbeat_s` is how often a heartbeat is sent.
     """
 
     ranks: Callable[[Callable[[Rank], None]], Ranks]
@@ -93,6 +93,7 @@ class NodeParts:
     loops: Callable[[], Iterable[LoopStatus]] = tuple
     environ: Mapping[str, str] = field(default_factory=dict)
     replays: ReplayRanks = field(default_factory=ReplayRanks)
+    heartbeat_s: float = 1.0
 
 
 class Node:
@@ -267,6 +268,7 @@ class Node:
             devices=identity.devices,
             replays=self._parts.replays.kind,
             gpu_count=visible_gpus(self._parts.environ),
+            heartbeat_ns=int(self._parts.heartbeat_s * 1e9),
         )
         return (hello, *self._attempt.exits)
 

@@ -211,7 +211,8 @@ class Hello:
     take turns where the hub wants nothing else, 0: each has one. `replays` says what it trains where training
     is replayed: "own" for the project's own, "command" for what it was given, "" for nothing. `gpu_count` is
     how many GPUs its ranks may use, also where NVML, which alone tells `gpus`, is not there. `agent_id` is a
-    random word of the agent's process, "" from an older agent. In a container every agent has `pid` 1.
+    random word of the agent's process, "" from an older agent. In a container every agent has `pid` 1. It sends
+    a heartbeat at least every `heartbeat_ns`, 0: unknown, which was a second by default.
     """
 
     node: str
@@ -242,6 +243,7 @@ class Hello:
     replays: Literal["", "own", "command"] = ""
     gpu_count: int = 0
     agent_id: str = ""
+    heartbeat_ns: int = 0
 
 
 NOT_READ = -2
@@ -254,7 +256,7 @@ LOAD_CPU_S = "load_cpu_s"
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """Sent every second, and at once when something changed. `restoring` is that of the `Hello`.
+    """Sent each `heartbeat_ns` and when something changed. That and `restoring` are as in the `Hello`.
 
     `stored_attempt` is the newest attempt of which storage had files when the agent began. -1: of none.
     """

@@ -21,7 +21,8 @@ class Policy:
     heartbeat_timeout_s: float = 2.5
     """A connected node that is silent for this long is lost if the ranks of all other nodes stand still too.
 
-    Twice the longest silence that a node survived counts instead, if that is longer."""
+    Twice the longest silence that a node survived counts instead, if that is longer. So do two and a half
+    times the longest `agent.heartbeat_s` of the job's nodes."""
     silent_node_s: float = 30.0
     """A connected node that is silent for this long is lost, whatever the other nodes do."""
     starting_silence_s: float = 15.0

@@ -21,6 +21,7 @@ from pulsetrain.recovery.nodes import Node, NodeState
 from pulsetrain.recovery.policy import Policy
 
 SURVIVED_FACTOR = 2  # silence must last so many times as long as the longest one that ended by itself
+HEARTBEATS = 2.5  # so many of the job's slowest agent are waited for, as 2.5 s is of one each second
 
 
 class Silence:
@@ -50,7 +51,7 @@ class Silence:
         if silent_s <= self._least_s or silent_s <= self._limit_s:
             return ""
         reason = f"no heartbeat for {silent_s:.1f} s"
-        if node.state is not NodeState.ACTIVE or silent_s > self._policy.silent_node_s:
+        if node.state is not NodeState.ACTIVE or silent_s > max(self._policy.silent_node_s, self._beats_s):
             return reason
         return reason if self._others_stand_still(node) else ""
 
@@ -62,14 +63,24 @@ class Silence:
 
     @cached_property
     def _limit_s(self) -> float:
-        survived_s = max((n.longest_silence_s for n in self._members.present()), default=0.0)
-        return max(self._least_s, SURVIVED_FACTOR * survived_s)
+        survived_s = max((n.longest_silence_s for n in self._present), default=0.0)
+        return max(self._least_s, self._beats_s, SURVIVED_FACTOR * survived_s)
+
+    @cached_property
+    def _beats_s(self) -> float:
+        """How long silence is usual by what the agents say. Each node has a configuration of its own."""
+        slowest_ns = max((n.hello.heartbeat_ns for n in self._present), default=0)
+        return HEARTBEATS * slowest_ns / 1e9
+
+    @cached_property
+    def _present(self) -> list[Node]:
+        return self._members.present()
 
     def _others_stand_still(self, node: Node) -> bool:
         """Whether other nodes are heard, and none of their ranks makes progress."""
         stood_s = next((s for s, name in self._quickest if name != node.name), None)
         survived_s = next((s for s, name in self._quietest if name != node.name), 0.0)
-        limit_s = max(self._policy.heartbeat_timeout_s, SURVIVED_FACTOR * survived_s)
+        limit_s = max(self._policy.heartbeat_timeout_s, self._beats_s, SURVIVED_FACTOR * survived_s)
         return stood_s is not None and stood_s > limit_s
 
     @cached_property

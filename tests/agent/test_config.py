@@ -21,3 +21,8 @@ def test_a_comparison_after_no_update_is_refused():
 def test_the_environment_goes_before_the_file():
     file, environ = {"agent": {"drain_s": 3}}, {"PULSETRAIN_AGENT_DRAIN_S": "0.25"}
     assert load(AgentConfig, "agent", file=file, environ=environ).drain_s == 0.25
+
+
+def test_reports_are_not_further_apart_than_a_minute():
+    with pytest.raises(ConfigError, match=r"heartbeat_s = 61\.0: at most 60\.0"):
+        load(AgentConfig, "agent", file={"agent": {"heartbeat_s": 61}})

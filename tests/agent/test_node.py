@@ -51,6 +51,19 @@ def test_a_node_without_ranks_has_no_place_in_the_world(hub, node):
     assert (hello.attempt, hello.node_rank, hello.ranks, hello.peer_port) == (-1, -1, (), 4711)
 
 
+def test_a_node_tells_how_often_it_reports(hub):
+    parts = NodeParts(
+        ranks=FakeRanks, zygotes=FakeZygotes(), checkpoints=FakeCheckpoints(), recorder=FakeRecorder(),
+        heartbeat_s=2.5,
+    )  # fmt: skip
+    address = HubAddress(url=hub.url, token=TOKEN)
+    node = Node(IDENTITY, address, parts, on_rank_exit=print, on_leave=lambda command, send_reply: None)
+    node.link.start()
+    node.link.introduce()
+    assert hub.wait(Hello).heartbeat_ns == 2_500_000_000
+    node.close()
+
+
 def test_a_hub_that_comes_back_learns_the_ranks_and_who_has_ended(hub, node):
     launched(node)
     node.ranks.all[1].code = 1

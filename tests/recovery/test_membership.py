@@ -25,8 +25,8 @@ def fixed(size):
     return WorldSizes(least=size, most=size)
 
 
-def formed(*names, count=2):
-    members = joined(*names)
+def formed(*names, count=2, **hello_changes):
+    members = joined(*names, **hello_changes)
     members.fill_world(count, fixed(count))
     return members
 

@@ -5,7 +5,7 @@ import pytest
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.silence import Silence
-from tests.recovery.builders import S, heartbeat, status
+from tests.recovery.builders import S, heartbeat, hello, status
 from tests.recovery.test_membership import formed
 
 POLICY = Policy(heartbeat_timeout_s=2.5, silent_node_s=30.0)
@@ -131,3 +131,26 @@ def test_a_policy_may_be_as_impatient_at_the_start_as_later():
     hear(members, "a", quiet(0, 9.0), at=2.5)
     policy = Policy(heartbeat_timeout_s=2.5, starting_silence_s=0.0)
     assert Silence(members, policy, 2.7, starting=True).verdict(members.nodes["b"])
+
+
+def test_agents_that_report_rarely_by_their_configuration_are_not_lost_for_it():
+    members = formed("a", "b", heartbeat_ns=5 * S)
+    hear(members, "a", quiet(0, 0.1), at=5.0)
+    hear(members, "a", quiet(0, 4.0), at=10.0)
+    assert silent_b(members, 12.4) == ""
+    hear(members, "a", quiet(0, 12.0), at=12.0)
+    assert silent_b(members, 12.6) == "no heartbeat for 12.6 s"
+
+
+def test_one_agent_that_reports_rarely_does_not_look_like_a_rank_that_stands_still():
+    members = formed("a", "b")
+    members.nodes["a"].hello = hello("a", heartbeat_ns=8 * S)
+    hear(members, "a", quiet(0, 0.1), at=15.0)
+    assert silent_b(members, 22.0) == ""
+
+
+def test_at_last_silence_is_a_loss_only_after_some_heartbeats_of_its_own():
+    members = formed("a", "b", heartbeat_ns=40 * S)
+    hear(members, "a", quiet(0, 0.1), at=80.0)
+    assert silent_b(members, 99.0) == ""
+    assert silent_b(members, 100.1) == "no heartbeat for 100.1 s"
