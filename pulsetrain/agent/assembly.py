@@ -39,13 +39,17 @@ from pulsetrain.stream.spool.transport import HttpTransport, Transport
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSetup:
-    """What one agent is assembled from. `file` is the configuration file, `folder` the node's own."""
+    """What one agent is assembled from. `file` is the configuration file, `folder` the node's own.
+
+    `say` tells a person one line.
+    """
 
     options: LaunchOptions
     config: AgentConfig
     file: Mapping[str, JsonObject]
     hub: HubAddress
     folder: Path
+    say: Callable[[str], None] = lambda _: None
 
     @cached_property
     def identity(self) -> NodeIdentity:
@@ -97,6 +101,7 @@ def assemble(setup: AgentSetup, zygotes: ZygoteHolder) -> Iterator[Agent]:
             environ=setup.options.environ,
             replays=ReplayRanks(setup.options.replay, logs),
             heartbeat_s=config.heartbeat_s,
+            say=setup.say,
             loops=lambda: (
                 shipper.loop,
                 *checkpoints.loops,

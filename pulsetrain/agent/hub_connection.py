@@ -136,4 +136,4 @@ def _hub_errors(url: str) -> Iterator[None]:
         why = tls.refusal(error)
         if why:
             raise AuthError(f"hub {url}: {why}") from error
-        raise Unavailable(f"hub {url} cannot be reached: {error}") from error
+        raise Unavailable(f"hub {url} cannot be reached: {str(error) or type(error).__name__}") from error

@@ -56,7 +56,7 @@ def launch(options: LaunchOptions, say: Say) -> Outcome:
 
         config = load(AgentConfig, "agent", file=file, environ=options.environ)
         log_rules(config), layout(config)  # what cannot be used is told before a hub is started
-        setup = partial(AgentSetup, options=options, config=config, file=file, folder=folder)
+        setup = partial(AgentSetup, options=options, config=config, file=file, folder=folder, say=say)
         if hub is not None:
             return _run_agent(setup(hub=replace(hub, ca=config.ca_certificate or hub.ca)), zygotes)
         own = stack.enter_context(local_hub(hub_folder))

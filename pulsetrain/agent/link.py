@@ -13,6 +13,7 @@ from concurrent.futures import Future
 import structlog
 
 from pulsetrain.agent.hub_connection import HubConnection, websocket_url
+from pulsetrain.agent.hub_notice import HubNotice
 from pulsetrain.agent.lead_check import ANSWER_S
 from pulsetrain.agent.outbox import Outbox
 from pulsetrain.core.errors import AuthError, Unavailable, UsageError
@@ -55,11 +56,15 @@ class Link:
     Each connection begins with `greeting()`: a `Hello`, then the exits of the present attempt. So a restarted
     hub learns the present state. `on_command` runs on the link's thread and must return at once; its second
     argument sends the one reply. A refusal counts only until the hub has once accepted this agent: then
-    `refused` gets an `AuthError` or `UsageError`, later it is logged and the link tries again.
+    `refused` gets an `AuthError` or `UsageError`, later it is logged and the link tries again. `notice` is
+    told of each try.
     """
 
-    def __init__(self, hub: HubAddress, greeting: Greeting, on_command: OnCommand) -> None:
+    def __init__(
+        self, hub: HubAddress, greeting: Greeting, on_command: OnCommand, notice: HubNotice | None = None
+    ) -> None:
         """Raises `UsageError` for an address that is none."""
+        self._notice = notice or HubNotice(lambda _: None)
         self._hubs = deque(HubAddress(url=url, token=hub.token, ca=hub.ca) for url in hub.urls)
         for url in hub.urls:
             websocket_url(url)
@@ -132,6 +137,7 @@ class Link:
                 await self._exchange(self._connection)
         except Unavailable as error:
             log.debug("hub_unreachable", error=str(error))
+            self._notice.failed(str(error))
             self._hubs.rotate(-1)
             self._failed += 1
         except (AuthError, UsageError) as error:
@@ -206,8 +212,9 @@ class Link:
 
     def _settle(self, connection: HubConnection) -> None:
         """The hub has kept the connection open for a while: it accepts this agent."""
-        if connection is self._connection and self._introduced.is_set():
-            self._accepted = True
+        if connection is self._connection:
+            self._notice.reached(self._hubs[0].url)
+            self._accepted = self._accepted or self._introduced.is_set()
 
     def _received(self, connection: HubConnection, message: Message) -> None:
         if isinstance(message, Report):

@@ -17,6 +17,7 @@ from pulsetrain import __version__
 from pulsetrain.agent.attempt import AttemptState
 from pulsetrain.agent.commands import Checkpoints, Commands
 from pulsetrain.agent.heartbeat import HeartbeatSender, NodeState
+from pulsetrain.agent.hub_notice import HubNotice
 from pulsetrain.agent.link import Link, SendReply
 from pulsetrain.agent.processes.process_images import ProcessImages
 from pulsetrain.agent.processes.rank import NodeIdentity, Rank
@@ -82,6 +83,7 @@ class NodeParts:
     `ranks` makes the node's ranks; it gets a function to call with each rank that ends. `loops` gives the
     statuses of the loops that belong to none of the other parts. `environ` is the environment of the ranks.
     `replays` are the ranks that replay training for a check. `heartbeat_s` is how often a heartbeat is sent.
+    `say` tells a person one line.
     """
 
     ranks: Callable[[Callable[[Rank], None]], Ranks]
@@ -94,6 +96,7 @@ class NodeParts:
     environ: Mapping[str, str] = field(default_factory=dict)
     replays: ReplayRanks = field(default_factory=ReplayRanks)
     heartbeat_s: float = 1.0
+    say: Callable[[str], None] = lambda _: None
 
 
 class Node:
@@ -117,7 +120,7 @@ class Node:
         self.ranks = parts.ranks(on_rank_exit)
         self.zygotes = parts.zygotes
         self.leave, self._on_launched = on_leave, on_launched
-        self.link = Link(hub, self._greeting, self._on_command)
+        self.link = Link(hub, self._greeting, self._on_command, HubNotice(parts.say))
         self._parts = parts
         self._agent_id = secrets.token_hex(8)  # of this process, also after a reconnect
         self._attempt = AttemptState(identity.node)

@@ -5,12 +5,14 @@ import threading
 import pytest
 
 from pulsetrain.agent.hub_connection import HubConnection
+from pulsetrain.agent.hub_notice import HubNotice
 from pulsetrain.agent.lead_check import UNCONFIRMED
 from pulsetrain.agent.link import Link
 from pulsetrain.core.errors import AuthError, Unavailable, UsageError
 from pulsetrain.protocol.client import HubAddress
 from pulsetrain.protocol.messages import Confirm, Heartbeat, Hello, Ping, RankExit, Reply, SelfCheck
 from tests.agent.fakehub import TOKEN, FakeHub
+from tests.recovery.fakes import FakeClock
 
 HELLO = Hello(
     node="a", address="127.0.0.1", job="job", pid=1, nproc_per_node=1, nnodes=1, max_restarts=0, peer_port=0
@@ -144,6 +146,24 @@ def test_hubs_that_take_it_and_close_at_once_are_not_tried_without_a_wait(monkey
     link = Link(hub, lambda: (), lambda *_: None)
     try:
         assert [link._turn() for _ in range(8)] == [0.0, 0.0, 0.0, 0.05] * 2
+    finally:
+        link.close(flush_s=0)
+
+
+def test_a_person_is_told_that_a_hub_is_not_reached_and_that_it_is_there_again(hub):
+    said, clock = [], FakeClock()
+    hub.down()
+    link = Link(HubAddress(url=hub.url, token=TOKEN), tuple, print, HubNotice(said.append, clock))
+    try:
+        link._turn()
+        clock.now_s += 6.0
+        link._turn()
+        assert len(said) == 1
+        assert said[0].startswith(f"hub ws{hub.url[4:]}/v1/agent cannot be reached: ")
+        hub.up()
+        while len(said) < 2:
+            link._turn()
+        assert said[1] == f"hub {hub.url} is reached"
     finally:
         link.close(flush_s=0)
 
