@@ -31,3 +31,9 @@ def is_process(pid: int, identity: str) -> bool:
     except (OSError, OverflowError):
         return False
     return not identity or process_identity(pid) in ("", identity)
+
+
+def ran_here(identity: str) -> bool:
+    """Whether a process with this identity was started here since the last boot. Not known: no."""
+    here = process_identity(os.getpid()).split()[:2]
+    return bool(here) and identity.split()[:2] == here

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from pulsetrain.core.caller import caller
 from pulsetrain.core.errors import AuthError, PulsetrainError, Unavailable, UsageError
 from pulsetrain.core.json import JsonObject
+from pulsetrain.core.process_identity import is_process, ran_here
 
 if TYPE_CHECKING:
     from pulsetrain.protocol.http import Reply
@@ -60,13 +61,14 @@ def find_hub(
     """The hub that arguments name, else the environment, else the hub of the data folder.
 
     A running hub writes hub.json into its data folder, readable by its owner alone. `data` names that folder
-    and goes before `PULSETRAIN_HUB`. `url` may name several hubs, with commas between them. Raises
-    `UsageError` where there is no hub.
+    and goes before `PULSETRAIN_HUB`. Where no hub serves the folder itself, the one that a run there has
+    started is taken. `url` may name several hubs, with commas between them. Raises `UsageError` where there
+    is no hub, and where several runs have one.
     """
     path = (data or data_folder(environ)) / "hub.json"
-    known = _hub_file(path)
     if not url and data is None:
         url = environ.get("PULSETRAIN_HUB")
+    known = _known_hub(path, (url or "").strip().rstrip("/"))
     url = url or known.get("url")
     if not url:
         raise UsageError(
@@ -109,15 +111,37 @@ def leading_url(urls: Iterable[str], ca: str = "", timeout_s: float = 2.0) -> st
     return ""
 
 
-def _hub_file(path: Path) -> dict[str, str]:
-    """The `url`, `token` and `ca` of hub.json; {} where there is none."""
+def _known_hub(path: Path, url: str) -> dict[str, str]:
+    """What the hub at `url` wrote into its hub.json, or the hub to take where `url` is "". {}: none did.
+
+    `path` is that of the data folder. One of a hub that has ended counts only where no run has a hub.
+    """
+    known, ended = _hub_file(path)
+    if known.get("url", "") and (known["url"] == url if url else not ended):
+        return known
+    found = {file: _hub_file(file) for file in sorted(path.parent.glob("runs/*/hub.json"))}
+    running = {file: hub for file, (hub, over) in found.items() if hub.get("url", "") and not over}
+    if url:
+        return next((hub for hub in running.values() if hub["url"] == url), known)
+    if len(running) > 1:
+        folders = ", ".join(str(file.parent) for file in running)
+        raise UsageError(f"{len(running)} runs have a hub of their own: give --data with one of {folders}")
+    return next(iter(running.values()), known)
+
+
+def _hub_file(path: Path) -> tuple[dict[str, str], bool]:
+    """The `url`, `token` and `ca` of hub.json, and whether its hub ran here and has ended. {}: no file."""
     try:
         known = json.loads(path.read_text())
     except (OSError, ValueError):
-        return {}
+        return {}, False
     if not isinstance(known, dict):
-        return {}
-    return {name: text for name in ("url", "token", "ca") if isinstance(text := known.get(name), str)}
+        return {}, False
+    texts = {name: text for name in ("url", "token", "ca") if isinstance(text := known.get(name), str)}
+    pid, identity = known.get("pid"), known.get("process")
+    if not (isinstance(pid, int) and isinstance(identity, str) and ran_here(identity)):
+        return texts, False
+    return texts, not is_process(pid, identity)
 
 
 class HubClient:

@@ -7,6 +7,7 @@ import pytest
 
 from pulsetrain.core.caller import caller
 from pulsetrain.core.errors import AuthError, PulsetrainError, Unavailable, UsageError
+from pulsetrain.core.process_identity import process_identity
 from pulsetrain.protocol.client import HubAddress, HubClient, find_hub, leading
 from tests.protocol.fake_hub import fake_hub
 
@@ -35,6 +36,54 @@ def test_the_running_hubs_token_is_not_given_to_another_hub(tmp_path):
     running_hub(tmp_path)
     assert find_hub("http://other:1", environ=environ(tmp_path)).token == ""
     assert find_hub("http://here:1/", environ=environ(tmp_path)).token == "known"
+
+
+def run_hub(tmp_path, name, url, pid=None):
+    """A run has started a hub of its own. It has ended where `pid` is that of no process."""
+    folder = tmp_path / "runs" / name
+    folder.mkdir(parents=True)
+    write_hub(folder, url, pid)
+    return folder
+
+
+def write_hub(folder, url, pid=None):
+    facts = {"url": url, "token": f"of {url}", "pid": pid or os.getpid()}
+    facts["process"] = process_identity(os.getpid())
+    (folder / "hub.json").write_text(json.dumps(facts))
+
+
+NOBODY = 2**22 + 1  # above the largest pid
+
+
+def test_the_hub_that_a_run_has_started_is_found(tmp_path):
+    run_hub(tmp_path, "old", "http://old:1", NOBODY)
+    run_hub(tmp_path, "new", "http://new:1")
+    new = HubAddress(url="http://new:1", token="of http://new:1")
+    assert find_hub(environ=environ(tmp_path)) == new
+    assert find_hub("http://new:1/", environ=environ(tmp_path)) == new
+    assert find_hub("http://old:1", environ=environ(tmp_path)).token == ""
+
+
+def test_the_hub_of_the_data_folder_goes_before_that_of_a_run_unless_it_has_ended(tmp_path):
+    run_hub(tmp_path, "new", "http://new:1")
+    write_hub(tmp_path, "http://here:1")
+    assert find_hub(environ=environ(tmp_path)).url == "http://here:1"
+    write_hub(tmp_path, "http://here:1", NOBODY)
+    assert find_hub(environ=environ(tmp_path)).url == "http://new:1"
+
+
+def test_a_hub_of_another_machine_that_serves_the_folder_is_not_taken_for_ended(tmp_path):
+    run_hub(tmp_path, "new", "http://new:1")
+    facts = {"url": "http://there:1", "pid": NOBODY, "process": "another-boot pid:[1] 7"}
+    (tmp_path / "hub.json").write_text(json.dumps(facts))
+    assert find_hub(environ=environ(tmp_path)).url == "http://there:1"
+
+
+def test_of_the_hubs_of_several_runs_a_person_has_to_choose(tmp_path):
+    folders = [run_hub(tmp_path, name, f"http://{name}:1") for name in ("a", "b")]
+    with pytest.raises(UsageError, match=f"2 runs have a hub.*--data.*{folders[0]}, {folders[1]}"):
+        find_hub(environ=environ(tmp_path))
+    assert find_hub(environ=environ(tmp_path), data=folders[1]).url == "http://b:1"
 
 
 def test_several_hubs_are_named_with_commas_and_none_of_them_gets_the_running_hubs_token(tmp_path):
