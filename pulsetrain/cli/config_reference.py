@@ -26,7 +26,8 @@ Use a TOML file to change how Pulsetrain behaves:
     pulsetrain serve --config pulsetrain.toml
 
 One file may serve all commands. Each command reads its own tables and ignores the others. A table or key that
-no command knows is an error. The error names it.
+no command knows is an error. The error names it. So is a value of another type: numbers stand without quotes,
+a whole number has no fraction, and `nan` and `inf` are no numbers.
 
 A value comes from the first of these places that has one:
 

@@ -8,6 +8,7 @@ an error that names the key and what is allowed. `CONFIG_CLASSES` lists every ta
 from __future__ import annotations
 
 import dataclasses
+import math
 import pkgutil
 import tomllib
 import types
@@ -56,15 +57,30 @@ _BOOLEANS: Mapping[str, bool] = {
     "no": False,
 }
 
+_NOUNS: Mapping[type, str] = {
+    bool: "a boolean; allowed: true, false",
+    float: "a number",
+    int: "a whole number",
+    str: "a string",
+    Path: "a path",
+}
+
 
 def config_classes() -> dict[str, type]:
     """The dataclass of every table. Imports their modules, so only tests and documentation should call it."""
     return {table: pkgutil.resolve_name(name) for table, name in CONFIG_CLASSES.items()}
 
 
+class Tables(dict[str, typing.Any]):
+    """The tables of one file. `path` is named where a value in them cannot be used."""
+
+    path: Path | None = None
+
+
 def read_toml(path: Path) -> JsonObject:
     """The parsed file. Raises `ConfigError` if it is missing, is not TOML, or has an unknown table."""
-    tables = _parse(path)
+    tables = Tables(_parse(path))
+    tables.path = path
     unknown = sorted(tables.keys() - CONFIG_CLASSES.keys())
     if unknown:
         raise ConfigError(f"unknown table [{unknown[0]}] in {path}; allowed: {', '.join(CONFIG_CLASSES)}")
@@ -80,6 +96,15 @@ def _parse(path: Path) -> JsonObject:
         raise ConfigError(f"configuration file {path}: {error}") from error
 
 
+@dataclasses.dataclass(frozen=True)
+class _Given:
+    """A value, and where it comes from: "FILE: " or "VARIABLE: ", "" for a flag. `text` may need parsing."""
+
+    value: object
+    place: str = ""
+    text: bool = False
+
+
 def load(
     cls: type[T],
     component: str,
@@ -91,49 +116,63 @@ def load(
     """An instance of dataclass `cls`. A flag that is None was not given. Raises `ConfigError`."""
     hints = typing.get_type_hints(cls)
     allowed = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]  # T is a dataclass by contract
-    values = _from_file(component, allowed, (file or {}).get(component, {}))
+    given = _from_file(component, allowed, file or {})
     prefix = f"PULSETRAIN_{component.upper()}_"
     for name, text in (environ or {}).items():
         if name.startswith(prefix) and name[len(prefix) :].lower() in allowed:
-            values[name[len(prefix) :].lower()] = text
-    values.update({k: v for k, v in (flags or {}).items() if v is not None})
+            given[name[len(prefix) :].lower()] = _Given(text, f"{name}: ", text=True)
+    given.update({k: _Given(v, text=isinstance(v, str)) for k, v in (flags or {}).items() if v is not None})
+    values = {k: _convert(hints[k], v, f"{v.place}{component}.{k}") for k, v in given.items()}
     try:
-        return cls(**{k: _convert(hints[k], v, f"{component}.{k}") for k, v in values.items()})
+        return cls(**values)
     except ValueError as error:
-        raise ConfigError(f"{component}: {error}") from error
+        named = given.get(str(error).partition(" ")[0])  # the message begins with the key
+        raise ConfigError(f"{named.place if named else ''}{component}: {error}") from error
 
 
-def _from_file(component: str, allowed: list[str], table: object) -> dict[str, object]:
+def _from_file(component: str, allowed: list[str], file: Mapping[str, object]) -> dict[str, _Given]:
+    table = file.get(component, {})
+    place = f"{file.path}: " if isinstance(file, Tables) else ""
     if not isinstance(table, Mapping):
-        raise ConfigError(f"{component} = {table!r}: not a table; write [{component}]")
+        raise ConfigError(f"{place}{component} = {table!r}: not a table; write [{component}]")
     unknown = sorted(table.keys() - set(allowed))
     if unknown:
-        raise ConfigError(f"unknown key {component}.{unknown[0]}; allowed: {', '.join(sorted(allowed))}")
-    return dict(table)
+        known = ", ".join(sorted(allowed))
+        raise ConfigError(f"{place}unknown key {component}.{unknown[0]}; allowed: {known}")
+    return {key: _Given(value, place) for key, value in table.items()}
 
 
-def _convert(annotation: object, value: object, path: str) -> object:
-    """`value` as the annotated scalar type. Text from the environment is parsed."""
+def _convert(annotation: object, given: _Given, path: str) -> object:
+    """The value as the annotated scalar type. Text from the environment is parsed."""
+    value = given.value
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         annotation = next(a for a in typing.get_args(annotation) if a is not type(None))
-    if annotation is bool and isinstance(value, str):
-        if value.lower() not in _BOOLEANS:
-            raise ConfigError(f"{path} = {value!r}: not a boolean; allowed: true, false")
-        return _BOOLEANS[value.lower()]
-    if annotation in (int, float, str, Path) and not isinstance(value, bool):
-        return _parse_scalar(typing.cast("type", annotation), value, path)
+    if annotation is bool and given.text:
+        return _parse_boolean(str(value), path)
+    if annotation in (int, float) and (given.text or isinstance(value, int | float)):
+        return _parse_number(typing.cast("type[int | float]", annotation), value, path)
+    if annotation is Path and isinstance(value, str):
+        return Path(value)
+    if annotation is str and type(value) is int:  # a name of digits alone
+        return str(value)
     confused = isinstance(value, bool) != (annotation is bool)  # for Python a bool is an int
     if isinstance(annotation, type) and (confused or not isinstance(value, annotation)):
-        raise ConfigError(f"{path} = {value!r}: not {_with_article(annotation.__name__)}")
+        raise ConfigError(f"{path} = {value!r}: not {_NOUNS.get(annotation, annotation.__name__)}")
     return value
 
 
-def _parse_scalar(kind: type, value: object, path: str) -> object:
+def _parse_boolean(text: str, path: str) -> bool:
+    if text.lower() not in _BOOLEANS:
+        raise ConfigError(f"{path} = {text!r}: not a boolean; allowed: true, false")
+    return _BOOLEANS[text.lower()]
+
+
+def _parse_number(kind: type[int | float], value: typing.Any, path: str) -> int | float:
+    """A whole number may be written as 1e9. Nothing else is rounded."""
     try:
-        return kind(value)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{path} = {value!r}: not {_with_article(kind.__name__)}") from error
-
-
-def _with_article(noun: str) -> str:
-    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+        number = kind(value)
+    except (ValueError, OverflowError):
+        number = math.nan
+    if isinstance(value, bool) or not math.isfinite(number) or (type(value) is float and number != value):
+        raise ConfigError(f"{path} = {value!r}: not {_NOUNS[kind]}")
+    return number

@@ -10,6 +10,7 @@ from pathlib import Path
 from pulsetrain.analytics.incidents.notify import Channel, channels
 from pulsetrain.analytics.watch import WatchConfig
 from pulsetrain.core.config import load, read_toml
+from pulsetrain.core.errors import ConfigError
 from pulsetrain.hub.config import HubConfig
 from pulsetrain.records.ddl import Engine
 from pulsetrain.recovery.policy import Policy
@@ -40,11 +41,14 @@ def load_settings(
 ) -> Settings:
     """Fill every table. Raises `ConfigError` for an unknown table, key or value."""
     file = read_toml(path) if path else {}
+    notify = file.get(NOTIFY, {})
+    if not isinstance(notify, Mapping):
+        raise ConfigError(f"{path}: {NOTIFY} = {notify!r}: not a table; write [{NOTIFY}.NAME]")
     return Settings(
         hub=load(HubConfig, "hub", file=file, environ=environ, flags=hub),
         policy=load(Policy, "controller", file=file, environ=environ, flags=policy),
         watch=load(WatchConfig, "watch", file=file, environ=environ),
-        channels=channels(file.get(NOTIFY, {})),
+        channels=channels(notify),
         store=load(Engine, "store", file=file, environ=environ),
         scheduler=load(SchedulerConfig, "scheduler", file=file, environ=environ),
         pool=load(PoolConfig, "pool", file=file, environ=environ),

@@ -52,11 +52,19 @@ def test_variables_of_other_components_and_unknown_ones_are_left_alone():
     ("values", "words"),
     [
         ({"nonsense": 1}, r"unknown key demo\.nonsense; allowed: count, folder, name, on, ratio"),
-        ({"count": "many"}, r"demo\.count = 'many': not an int"),
-        ({"ratio": "half"}, r"demo\.ratio = 'half': not a float"),
-        ({"count": True}, r"demo\.count = True: not an int"),
-        ({"on": "perhaps"}, r"demo\.on = 'perhaps': not a boolean; allowed: true, false"),
-        ({"on": 1}, r"demo\.on = 1: not a bool"),
+        ({"count": "many"}, r"demo\.count = 'many': not a whole number"),
+        ({"count": "3"}, r"demo\.count = '3': not a whole number"),
+        ({"count": 2.5}, r"demo\.count = 2\.5: not a whole number"),
+        ({"count": float("inf")}, r"demo\.count = inf: not a whole number"),
+        ({"count": True}, r"demo\.count = True: not a whole number"),
+        ({"ratio": "0.5"}, r"demo\.ratio = '0\.5': not a number"),
+        ({"ratio": float("nan")}, r"demo\.ratio = nan: not a number"),
+        ({"ratio": float("inf")}, r"demo\.ratio = inf: not a number"),
+        ({"ratio": False}, r"demo\.ratio = False: not a number"),
+        ({"on": "true"}, r"demo\.on = 'true': not a boolean; allowed: true, false"),
+        ({"on": 1}, r"demo\.on = 1: not a boolean; allowed: true, false"),
+        ({"name": ["a"]}, r"demo\.name = \['a'\]: not a string"),
+        ({"folder": 3}, r"demo\.folder = 3: not a path"),
         ({"count": -1}, r"demo: count = -1: allowed 0 or more"),
     ],
 )
@@ -64,6 +72,35 @@ def test_a_wrong_value_is_named_with_what_is_allowed(values, words):
     with pytest.raises(ConfigError, match=words) as caught:
         load(Example, "demo", file={"demo": values})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("COUNT", "2.5", r"PULSETRAIN_DEMO_COUNT: demo\.count = '2\.5': not a whole number"),
+        ("RATIO", "nan", r"PULSETRAIN_DEMO_RATIO: demo\.ratio = 'nan': not a number"),
+        ("RATIO", "", r"PULSETRAIN_DEMO_RATIO: demo\.ratio = '': not a number"),
+        ("ON", "perhaps", r"PULSETRAIN_DEMO_ON: demo\.on = 'perhaps': not a boolean; allowed: true, false"),
+        ("COUNT", "-1", r"PULSETRAIN_DEMO_COUNT: demo: count = -1: allowed 0 or more"),
+    ],
+)
+def test_a_wrong_variable_of_the_environment_is_named(name, text, words):
+    with pytest.raises(ConfigError, match=words):
+        load(Example, "demo", environ={f"PULSETRAIN_DEMO_{name}": text})
+
+
+@pytest.mark.parametrize("line", ["port = 'x'", "port = -1", "nonsense = 1"])
+def test_the_file_of_a_wrong_value_is_named(tmp_path, line):
+    path = tmp_path / "p.toml"
+    path.write_text(f"[hub]\n{line}\n")
+    with pytest.raises(ConfigError, match=rf"^{path}: .*(port|nonsense)"):
+        load(config_classes()["hub"], "hub", file=read_toml(path))
+
+
+def test_numbers_that_lose_nothing_are_taken():
+    assert load(Example, "demo", file={"demo": {"count": 1e9, "ratio": 2, "name": 77}}) == Example(
+        count=1_000_000_000, ratio=2.0, name="77"
+    )
 
 
 def test_a_component_that_is_no_table_is_named(tmp_path):

@@ -30,3 +30,21 @@ def test_what_nobody_reads_or_understands_is_an_error(tmp_path, text):
     file.write_text(text)
     with pytest.raises(ConfigError):
         load_settings(file, {}, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("notify = 3", r"p\.toml: notify = 3: not a table; write \[notify\.NAME\]"),
+        ("[notify]\nkind = 'slack'", r"notify\.kind = 'slack': not a table"),
+        (
+            "[notify.a]\nkind = 'slack'\nurl = 'http://a'\ntimeout_s = 'long'",
+            r"notify\.a\.timeout_s = 'long'",
+        ),
+    ],
+)
+def test_a_wrong_channel_is_one_line(tmp_path, text, words):
+    path = tmp_path / "p.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        load_settings(path, {}, {}, {})

@@ -21,6 +21,7 @@ import structlog
 from pulsetrain.analytics.incidents.alert_state import AlertRow
 from pulsetrain.analytics.incidents.alerts import AlertBook
 from pulsetrain.analytics.incidents.notifications import Notification
+from pulsetrain.core.config import load
 from pulsetrain.core.errors import ConfigError, PulsetrainError, Unavailable
 from pulsetrain.core.json import JsonObject
 
@@ -77,7 +78,7 @@ def channels(configs: Mapping[str, JsonObject]) -> dict[str, Channel]:
     made: dict[str, Channel] = {}
     for name, values in configs.items():
         try:
-            config = ChannelConfig(**values)
+            config = load(ChannelConfig, f"notify.{name}", file={f"notify.{name}": values})
         except TypeError as error:
             raise ConfigError(f"notify.{name}: {error}") from error
         if config.kind not in KINDS:
