@@ -57,13 +57,15 @@ def launch(options: LaunchOptions, say: Say) -> Outcome:
         config = load(AgentConfig, "agent", file=file, environ=options.environ)
         log_rules(config), layout(config)  # what cannot be used is told before a hub is started
         setup = partial(AgentSetup, options=options, config=config, file=file, folder=folder, say=say)
+        signals: list[int] = []
         if hub is not None:
-            return _run_agent(setup(hub=replace(hub, ca=config.ca_certificate or hub.ca)), zygotes)
+            joined = replace(hub, ca=config.ca_certificate or hub.ca)
+            return _run_agent(setup(hub=joined), zygotes, signals)
         own = stack.enter_context(local_hub(hub_folder))
         say(f"dashboard  {own.dashboard or 'none'}")
         say(f"data       {hub_folder}")
-        outcome = _run_agent(setup(hub=own.address), zygotes)
-        wait_for_guests(hub_folder, say)
+        outcome = _run_agent(setup(hub=own.address), zygotes, signals)
+        wait_for_guests(hub_folder, say, interrupted=lambda: bool(signals))
         return outcome
 
 
@@ -74,13 +76,17 @@ def _check_hub(options: LaunchOptions, hub: HubAddress | None) -> None:
         raise UsageError(f"--nnodes={options.node.nnodes} needs a hub that all nodes reach: give --hub URL")
 
 
-def _run_agent(setup: AgentSetup, zygotes: ZygoteHolder) -> Outcome:
-    """Wire an agent and live its life; everything it started has ended on return."""
+def _run_agent(setup: AgentSetup, zygotes: ZygoteHolder, signals: list[int]) -> Outcome:
+    """Wire an agent and live its life; everything it started has ended on return. `signals`: what came."""
     from pulsetrain.agent.assembly import assemble
 
     with assemble(setup, zygotes) as agent:
+        def interrupt(signum: int) -> None:
+            signals.append(signum)
+            agent.interrupt(signum)
+
         patience_s = setup.config.kill_grace_s + setup.config.persist_at_end_s
-        EndSignals(agent.interrupt, patience_s=patience_s).install()
+        EndSignals(interrupt, patience_s=patience_s).install()
         outcome = agent.run()
         grace_s = setup.config.kill_grace_s if outcome.exit_code > 128 else 0.0
         agent.close(grace_s=grace_s, persist=outcome.persist)

@@ -122,20 +122,32 @@ def local_hub(
 
 
 def wait_for_guests(
-    folder: Path, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep
+    folder: Path,
+    say: Callable[[str], None],
+    sleep: Callable[[float], None] = time.sleep,
+    *,
+    interrupted: Callable[[], bool] = lambda: False,
 ) -> None:
     """Return when no other run uses the hub that serves `folder`. From then on none finds it.
 
-    Runs join a hub of another run where both have the same `--data`. They must not lose it.
+    Runs join a hub of another run where both have the same `--data`. They must not lose it. `interrupted`:
+    whether a first Ctrl-C came. A person is told what it waits for then, and that a second one ends it all.
     """
-    announced = False
+    announced = told = False
     while True:
-        if not _guests(folder):
+        guests = _guests(folder)
+        if not guests:
             (folder / "hub.json").unlink(missing_ok=True)
-            if not _guests(folder):
+            guests = _guests(folder)
+            if not guests:
                 return
-        if not announced:
-            say("other runs use the hub of this run; it stays until they end, or until Ctrl-C")
+        if not announced or (interrupted() and not told):
+            told = interrupted()
+            pids = ", ".join(str(pid) for pid in sorted(guests))
+            also = (
+                "Ctrl-C again ends it now, and they go on without a hub" if told else "Ctrl-C twice ends it"
+            )
+            say(f"other runs use the hub of this run (pid {pids}): it stays until they end; {also}")
             announced = True
         sleep(POLL_S)
 

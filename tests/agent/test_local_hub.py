@@ -124,6 +124,23 @@ def test_a_hub_stays_while_other_runs_use_it(tmp_path):
     assert not (tmp_path / "hub.json").exists(), "a run that comes now must not find it"
 
 
+def test_ctrl_c_while_other_runs_use_the_hub_says_what_it_waits_for(tmp_path):
+    mark, lines, slept, pid = guest(tmp_path, os.getppid()), [], [], os.getppid()
+
+    def sleep(_):
+        slept.append(len(lines))
+        if len(slept) == 5:
+            mark.unlink()
+
+    wait_for_guests(tmp_path, lines.append, sleep, interrupted=lambda: len(slept) >= 2)
+    uses = f"other runs use the hub of this run (pid {pid}): it stays until they end; "
+    assert lines == [
+        f"{uses}Ctrl-C twice ends it",
+        f"{uses}Ctrl-C again ends it now, and they go on without a hub",
+    ]
+    assert slept == [1, 1, 2, 2, 2]
+
+
 def test_a_run_that_was_killed_is_not_waited_for(tmp_path):
     guest(tmp_path, GONE)
     guest(tmp_path, os.getpid())
