@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 import click
 from click.shell_completion import CompletionItem
@@ -36,9 +36,14 @@ _IGNORED = {
     "--rdzv-backend": "the hub is the rendezvous",
     "--rdzv-conf": "the hub is the rendezvous",
     "--monitor-interval": "a rank's end is noticed at once",
-    "--redirects": "output is always written to the log folder",
+    "--redirects": "output is always in the log folder and echoed; --quiet silences it",
     "--tee": "output is always echoed; --quiet silences it",
     "--event-log-handler": "events are records in the store",
+    "--log-line-prefix-template": "a line begins with the rank in brackets",
+    "--duplicate-stdout-filters": "use the log files, or --log-dir",
+    "--duplicate-stderr-filters": "use the log files, or --log-dir",
+    "--signals-to-handle": "SIGINT, SIGTERM, SIGQUIT and SIGHUP end the ranks",
+    "--shutdown-timeout": "agent.kill_grace_s of --config says how long ranks may take to end",
 }
 _REFUSED = {
     "--master-addr": "the hub chooses where ranks meet; give --hub URL and, for this node, --address IP",
@@ -51,8 +56,20 @@ _REFUSED = {
 }
 
 
+_SHORT = {"--redirects": "-r", "--tee": "-t"}
+
+
 def _hidden(flag: str) -> Callable[[Command], Command]:
-    return click.option(flag, default=None, hidden=True)
+    return click.option(flag, *filter(None, [_SHORT.get(flag)]), default=None, hidden=True)
+
+
+def _torchrun(*names: str, **attributes: Any) -> Callable[[Command], Command]:
+    """An option of torchrun, which its variable gives too: PET_NNODES for --nnodes. The flag goes first."""
+    return click.option(*names, envvar=_variable(names[-1]), **attributes)
+
+
+def _variable(flag: str) -> str:
+    return "PET_" + flag.removeprefix("--").replace("-", "_").upper()
 
 
 def _files(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -61,31 +78,31 @@ def _files(_context: click.Context, _parameter: click.Parameter, incomplete: str
 
 
 _TORCHRUN = (
-    click.option(
+    _torchrun(
         "--nnodes",
         metavar="N|MIN:MAX",
         help="Nodes that run ranks. With MIN:MAX the job goes on with what is left. Default: those of the "
         "Slurm step, else 1.",
     ),
-    click.option(
+    _torchrun(
         "--nproc-per-node", default="1", show_default=True, metavar="N", help="Ranks here: N, auto, gpu, cpu."
     ),
-    click.option(
+    _torchrun(
         "--max-restarts",
         default=3,
         show_default=True,
         type=click.IntRange(0),
         help="Relaunches after a crash.",
     ),
-    click.option("--standalone", is_flag=True, help="One node and a hub of its own, whatever hub is known."),
-    click.option("-m", "--module", is_flag=True, help="SCRIPT is a module's name, as for python -m."),
-    click.option("--no-python", is_flag=True, help="SCRIPT is a program to run as it is."),
-    click.option("--run-path", is_flag=True, help="Has no effect: scripts always run that way."),
-    click.option("--log-dir", metavar="DIR", help="Write output to DIR/attempt_N/rank_R.{out,err}."),
-    click.option("--role", default="default", hidden=True),
-    click.option("--rdzv-id", metavar="NAME", help="Same as --job."),
-    click.option("--local-addr", metavar="IP", help="Same as --address."),
-    click.option("--local-ranks-filter", metavar="0,1", help="Echo only these local ranks."),
+    _torchrun("--standalone", is_flag=True, help="One node and a hub of its own, whatever hub is known."),
+    _torchrun("-m", "--module", is_flag=True, help="SCRIPT is a module's name, as for python -m."),
+    _torchrun("--no-python", is_flag=True, help="SCRIPT is a program to run as it is."),
+    _torchrun("--run-path", is_flag=True, help="Has no effect: scripts always run that way."),
+    _torchrun("--log-dir", metavar="DIR", help="Write output to DIR/attempt_N/rank_R.{out,err}."),
+    _torchrun("--role", default="default", hidden=True),
+    _torchrun("--rdzv-id", metavar="NAME", help="Same as --job."),
+    _torchrun("--local-addr", metavar="IP", help="Same as --address."),
+    _torchrun("--local-ranks-filter", metavar="0,1", help="Echo only these local ranks."),
 )
 _OURS = (
     HUB,
@@ -218,6 +235,7 @@ def launch_options(
     min_nnodes, nnodes = sizes
     _check_unit(sizes, flags["node_unit"], flags["node_unit_min"])
     _check_torchrun_flags(given, say, alone=nnodes == 1)
+    _note_variables(environ, say)
     program = Program(argv=(flags["script"], *flags["args"]), mode=_mode(flags), role=flags["role"])
     return LaunchOptions(
         program=program,
@@ -292,6 +310,13 @@ def _check_torchrun_flags(given: Mapping[str, object], say: Say, *, alone: bool)
             if table is _REFUSED and not (alone and flag.startswith(("--master", "--rdzv"))):
                 raise UsageError(f"{flag}: {why}")
             say(f"note: {flag} has no effect: {why}")
+
+
+def _note_variables(environ: Mapping[str, str], say: Say) -> None:
+    """Name torchrun's variables that mean nothing here. Others set them for every job: none is refused."""
+    unused = [name for flag in (*_IGNORED, *_REFUSED) if environ.get(name := _variable(flag))]
+    if unused:
+        say(f"note: {', '.join(unused)}: no effect, the hub chooses ranks and where they meet")
 
 
 def _nodes(text: str) -> tuple[int, int]:

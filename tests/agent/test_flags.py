@@ -68,6 +68,53 @@ def test_flags_without_effect_are_noted(parse):
     assert [note.split()[1] for note in notes] == ["--node-rank", "--tee", "--master-addr"]
 
 
+def test_short_spellings_and_newer_flags_of_torchrun_are_noted(parse):
+    words = ("-r", "3", "-t", "0:1,1:2", "--signals_to_handle", "SIGUSR1", "--shutdown-timeout", "9")
+    _, notes = parse(*words, "--log-line-prefix-template", "x", "train.py")
+    assert {note.split()[1] for note in notes} == {
+        "--redirects", "--tee", "--signals-to-handle", "--shutdown-timeout", "--log-line-prefix-template",
+    }  # fmt: skip
+
+
+PET = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "3", "PET_MAX_RESTARTS": "7", "PET_RDZV_ID": "gpt"}
+
+
+@pytest.fixture
+def pet(monkeypatch):
+    """Set torchrun's variables."""
+    for name, value in PET.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("pet")
+def test_torchruns_variables_are_taken_and_flags_go_before_them(parse):
+    options, notes = parse("--hub", "http://h:1", "--max-restarts", "1", "train.py")
+    node = options.node
+    assert (node.nnodes, node.nproc_per_node, node.max_restarts, node.job) == (2, 3, 1, "gpt")
+    assert notes == []
+    assert parse("--nnodes", "4", "--hub", "http://h:1", "train.py")[0].node.nnodes == 4
+
+
+@pytest.mark.usefixtures("pet")
+def test_torchruns_variables_go_before_slurm(parse):
+    assert parse("--hub", "http://h:1", "train.py", environ=SLURM)[0].node.nnodes == 2
+
+
+def test_variables_of_switches_are_taken(parse, monkeypatch):
+    monkeypatch.setenv("PET_MODULE", "1")
+    monkeypatch.setenv("PET_STANDALONE", "0")
+    options, _ = parse("train")
+    assert (options.program.mode, options.hub.own) == ("module", False)
+
+
+def test_variables_without_effect_are_one_note_and_refuse_nothing(parse):
+    environ = {"PET_NODE_RANK": "1", "PET_MASTER_ADDR": "h", "PET_RDZV_BACKEND": "c10d", "PET_TEE": ""}
+    options, notes = parse("--nnodes", "2", "--hub", "http://h:1", "train.py", environ=environ)
+    assert options.node.nnodes == 2
+    assert len(notes) == 1
+    assert "PET_NODE_RANK, PET_RDZV_BACKEND, PET_MASTER_ADDR" in notes[0]
+
+
 def test_a_flag_that_would_change_what_happens_is_refused(parse):
     with pytest.raises(UsageError, match="--start-method: ranks are forked"):
         parse("--start-method", "spawn", "train.py")
