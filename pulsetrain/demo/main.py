@@ -47,10 +47,19 @@ class DemoOptions:
             raise UsageError(
                 f"--steps {self.steps}: at least {MIN_STEPS}, so that there is time for three faults"
             )
+        if self.report is not None and self.report.is_dir():
+            raise UsageError(f"--report {self.report}: is a folder; give a file")
         if self.report is not None and not os.access(self.report.absolute().parent, os.W_OK):
             raise UsageError(f"--report {self.report}: its folder is missing or cannot be written")
-        if self.keep is not None and self.keep.exists() and any(self.keep.iterdir()):
+        if self.keep is not None and self.keep.exists() and not _is_empty_folder(self.keep):
             raise UsageError(f"--keep {self.keep}: must be a new or an empty folder")
+
+
+def _is_empty_folder(path: Path) -> bool:
+    try:
+        return not any(path.iterdir())
+    except OSError:
+        return False
 
 
 def usual_steps(cores: int) -> int:
@@ -226,7 +235,10 @@ def _keep_dashboard(hub: LocalHub, print_: Callable[[str], None]) -> None:
 def work_folder(keep: Path | None) -> Iterator[Path]:
     """A folder for data and logs. A temporary one is removed at the end, unless the demo failed by itself."""
     if keep is not None:
-        keep.mkdir(parents=True, exist_ok=True)
+        try:
+            keep.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--keep {keep}: {error.strerror}") from error
         yield keep.absolute()
         return
     folder = Path(tempfile.mkdtemp(prefix="pulsetrain-demo-"))

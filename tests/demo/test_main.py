@@ -15,7 +15,9 @@ from pulsetrain.demo.main import DemoOptions, Timeline, usual_steps, work_folder
     [
         ({"steps": 10}, "--steps 10: at least 100"),
         ({"report": Path("/nowhere/report.json")}, "--report /nowhere/report.json"),
+        ({"report": Path("/proc")}, "--report /proc: is a folder; give a file"),
         ({"keep": Path("/proc")}, "--keep /proc: must be a new or an empty folder"),
+        ({"keep": Path("/proc/version")}, "--keep /proc/version: must be a new or an empty folder"),
     ],
 )
 def test_bad_usage_names_the_value(options, message):
@@ -52,6 +54,12 @@ def test_a_folder_to_keep_stays(tmp_path):
     with work_folder(tmp_path / "kept") as folder:
         pass
     assert folder.is_dir()
+
+
+@pytest.mark.parametrize("folder", ["/proc/version/kept", "/proc/kept"])
+def test_a_folder_that_cannot_be_made_is_one_line(folder):
+    with pytest.raises(UsageError, match=f"--keep {folder}: "), work_folder(Path(folder)):
+        pass
 
 
 def test_the_timeline_shows_the_time_who_and_what():
