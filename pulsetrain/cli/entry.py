@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import sys
+import traceback
 
 import click
 
@@ -15,11 +16,14 @@ from pulsetrain.cli.root import pulsetrain
 from pulsetrain.core.errors import PulsetrainError, UsageError
 from pulsetrain.terminal.printable import printable
 
+TRACEBACK = "PULSETRAIN_TRACEBACK"
+
 
 def main() -> None:
     """Run the command line. A failed command prints one line on standard error.
 
-    The exit status is 2 for bad usage or a missing extra, 1 for other failures, 130 after Ctrl-C.
+    The exit status is 2 for bad usage or a missing extra, 1 for other failures, 130 after Ctrl-C. With
+    `TRACEBACK` in the environment the traceback comes first where the machine was at fault.
     """
     open_closed_streams()
     if VARIABLE in os.environ:
@@ -40,6 +44,20 @@ def main() -> None:
         _fail(str(error), 2)
     except PulsetrainError as error:
         _fail(str(error), 1)
+    except OSError as error:  # what no command foresees: a disk that is full, a folder of somebody else
+        if os.environ.get(TRACEBACK):
+            traceback.print_exc()
+        _fail(f"{os_error(error)} ({TRACEBACK}=1 shows where)", 1)
+
+
+def os_error(error: OSError) -> str:
+    """What the machine refused, with the paths that it concerns.
+
+    >>> os_error(PermissionError(13, "Permission denied", "/etc/x"))
+    '/etc/x: Permission denied'
+    """
+    paths = [os.fsdecode(path) for path in (error.filename, error.filename2) if isinstance(path, str | bytes)]
+    return f"{' to '.join(paths)}: {error.strerror}" if paths else str(error) or type(error).__name__
 
 
 def open_closed_streams() -> None:

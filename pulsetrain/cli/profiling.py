@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from pulsetrain.cli.options import HubOptions, hub_options, job_argument, json_option
+from pulsetrain.cli.output_files import check_output, write_output
 from pulsetrain.cli.root import print_json, pulsetrain
 from pulsetrain.core.errors import PulsetrainError, UsageError
 from pulsetrain.core.progress import progress
@@ -43,8 +44,7 @@ def profile(job: str, steps: int, ranks: str, output: Path, hub: HubOptions, as_
     wanted = parse_ranks(ranks, limit=MOST_RANKS)
     if not wanted:
         raise UsageError("--ranks is empty: give ranks, such as 0-3,7")
-    if not output.parent.is_dir():
-        raise UsageError(f"--output {output}: there is no folder {output.parent}")
+    check_output(output)
     client = HubClient(hub.address(), timeout_s=PROFILE_PATIENCE_S)
     with progress(f"Profiling {steps} steps of {job}"):
         answer = client.profile(job, list(wanted), steps)
@@ -52,7 +52,7 @@ def profile(job: str, steps: int, ranks: str, output: Path, hub: HubOptions, as_
     failed = answer["failed"]
     if not profiled:
         raise PulsetrainError(f"no rank could be profiled: {'; '.join(sorted(set(failed.values())))}")
-    output.write_bytes(data)
+    write_output(output, data)
     facts = {"file": str(output), "bytes": len(data), "ranks": list(profiled), "failed": failed}
     if as_json:
         print_json({"job": job, "first_step": answer["first_step"], "steps": answer["steps"], **facts})

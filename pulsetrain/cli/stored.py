@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from pulsetrain.cli.options import StoreOptions, grouped, job_option, json_option, store_options
+from pulsetrain.cli.output_files import check_output
 from pulsetrain.cli.root import print_json, print_table, pulsetrain
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.progress import progress
@@ -152,6 +153,7 @@ def trace_export(job: str, steps: str, ranks: str, output: Path, store: StoreOpt
     chosen, wanted = parse_steps(steps), parse_ranks(ranks, limit=1 << 20)
     if chosen is None:
         raise UsageError("--steps is empty: give FIRST:LAST, such as 40:45")
+    check_output(output)
     with store.open() as opened, progress(f"Reading spans of {job}"):
         written = traces.export_file(opened, job, output, first=chosen[0], last=chosen[1], ranks=wanted)
     if as_json:

@@ -1,5 +1,6 @@
 """What a failed command prints, and its exit status."""
 
+import socket
 import subprocess
 import sys
 
@@ -37,6 +38,21 @@ def failing(monkeypatch):
         (click.UsageError("odd flag"), 2, "pulsetrain: odd flag\n"),
         (MissingExtraError("pulsetrain serve", "hub"), 2, 'pip install "pulsetrain[hub]"\n'),
         (Unavailable("hub is away"), 1, "pulsetrain: hub is away\n"),
+        (
+            OSError(28, "No space left", "/d/x"),
+            1,
+            "pulsetrain: /d/x: No space left (PULSETRAIN_TRACEBACK=1 shows where)\n",
+        ),
+        (
+            OSError(18, "Odd", "/a", None, "/b"),
+            1,
+            "pulsetrain: /a to /b: Odd (PULSETRAIN_TRACEBACK=1 shows where)\n",
+        ),
+        (
+            socket.gaierror(-2, "Name unknown"),
+            1,
+            "[Errno -2] Name unknown (PULSETRAIN_TRACEBACK=1 shows where)\n",
+        ),
         (KeyboardInterrupt(), 130, ""),
         (click.Abort(), 130, ""),
         (None, 0, ""),
@@ -49,6 +65,15 @@ def test_a_command_ends_with_one_line_and_its_status(failing, capsys, ending, st
         main()
     assert end.value.code == status
     assert capsys.readouterr().err.endswith(line)
+
+
+def test_what_the_machine_refused_is_one_line_and_with_a_variable_a_traceback(failing, capsys, monkeypatch):
+    for variable, lines in (("", 1), ("1", 3)):
+        monkeypatch.setenv("PULSETRAIN_TRACEBACK", variable)
+        failing(OSError(28, "No space left", "/d/x"))
+        with pytest.raises(SystemExit):
+            main()
+        assert min(len(capsys.readouterr().err.splitlines()), 3) == lines
 
 
 def test_no_command_prints_the_help_and_is_bad_usage(monkeypatch, capsys):

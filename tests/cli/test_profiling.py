@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,20 @@ def test_without_any_profile_nothing_is_written(ask, canned_hub, tmp_path):
     assert isinstance(done.exception, PulsetrainError)
     assert "it tells no steps" in str(done.exception)
     assert not list(tmp_path.glob("*.gz"))
+
+
+def test_a_file_that_cannot_be_written_is_one_line_before_anything_is_profiled(ask, canned_hub, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: path != Path("/etc"))  # root may write everywhere
+    done = ask("profile", "gpt", "-o", "/etc/p.json.gz")
+    assert "--output /etc/p.json.gz: cannot be written by this user" in str(done.exception)
+    assert canned_hub.requests == []
+
+
+def test_a_disk_that_is_full_at_last_is_one_line(ask, canned_hub):
+    canned_hub.answers[PATH] = answer(0)
+    done = ask("profile", "gpt", "-o", "/dev/full")
+    assert isinstance(done.exception, PulsetrainError)
+    assert str(done.exception) == "--output /dev/full: No space left on device"
 
 
 @pytest.mark.parametrize(
