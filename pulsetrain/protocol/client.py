@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -124,7 +125,7 @@ def _known_hub(path: Path, url: str) -> dict[str, str]:
     if url:
         return next((hub for hub in running.values() if hub["url"] == url), known)
     if len(running) > 1:
-        folders = ", ".join(str(file.parent) for file in running)
+        folders = ", ".join(shlex.quote(str(file.parent)) for file in running)
         raise UsageError(f"{len(running)} runs have a hub of their own: give --data with one of {folders}")
     return next(iter(running.values()), known)
 
