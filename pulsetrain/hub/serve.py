@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -200,9 +201,9 @@ def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
         listener.listen(1024)
     except OSError as error:
         listener.close()
-        raise UsageError(
-            f"cannot listen on {host}:{port}: {error.strerror}; give {flag} another port, or 0"
-        ) from error
+        of_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        instead = "--host an address of this machine" if of_host else f"{flag} another port, or 0"
+        raise UsageError(f"cannot listen on {host}:{port}: {error.strerror}; give {instead}") from error
     return listener
 
 

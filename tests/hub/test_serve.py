@@ -57,6 +57,12 @@ def test_a_port_in_use_is_one_line_with_the_flag():
             bind("127.0.0.1", port, "--dashboard-port")
 
 
+@pytest.mark.parametrize("host", ["192.0.2.1", "nosuch.invalid"])
+def test_an_address_that_is_not_this_machines_is_one_line_with_its_flag(host):
+    with pytest.raises(UsageError, match=rf"cannot listen on {host}:0: .*; give --host an address of this"):
+        bind(host, 0)
+
+
 def test_port_0_takes_a_free_one():
     with bind("127.0.0.1", 0) as listener:
         assert listener.getsockname()[1] > 0
