@@ -23,6 +23,10 @@ def open_job(storage: str, job: str | None) -> Checkpoints:
     present = jobs(storage)
     if job is None and len(present) == 1:
         job = present[0]
+    if job is None and present:
+        raise UsageError(f"{storage} has several jobs: give --job with one of {', '.join(present)}")
+    if job is None:
+        raise UsageError(f"{storage}: no checkpoints")
     if job not in present:
         raise UsageError(
             f"{storage}: no checkpoints of job {job}; jobs there: {', '.join(present) or 'none'}"

@@ -88,6 +88,17 @@ def test_unknown_jobs_and_steps_are_named(storage, arguments, message):
     assert message in str(result.exception)
 
 
+def test_a_storage_without_checkpoints_is_told_as_such(tmp_path):
+    result = invoke("checkpoint", "ls", "--storage", tmp_path)
+    assert str(result.exception) == f"{tmp_path}: no checkpoints"
+
+
+def test_of_several_jobs_one_must_be_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(browse, "jobs", lambda storage: ["gpt", "vit"])
+    with pytest.raises(UsageError, match="has several jobs: give --job with one of gpt, vit"):
+        browse.open_job(str(tmp_path), None)
+
+
 def test_simulate_recovery_prints_both_ways():
     result = invoke("simulate", "recovery", "--set", "days=5", "--runs", 2, "--json")
     report = json.loads(result.output)
