@@ -150,7 +150,7 @@ def _convert(annotation: object, given: _Given, path: str) -> object:
     if annotation is bool and given.text:
         return _parse_boolean(str(value), path)
     if annotation in (int, float) and (given.text or isinstance(value, int | float)):
-        return _parse_number(typing.cast("type[int | float]", annotation), value, path)
+        return _parse_number(annotation, value, path)
     if annotation is Path and isinstance(value, str):
         return Path(value)
     if annotation is str and type(value) is int:  # a name of digits alone
