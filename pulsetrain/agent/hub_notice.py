@@ -27,7 +27,7 @@ class HubNotice:
         if self._since_s is None:
             self._since_s = now_s
         elif now_s - self._since_s >= self._next_s:
-            self._say(f"{why}. Trying again for {now_s - self._since_s:.0f} s now.")
+            self._say(f"{why}. Still trying after {now_s - self._since_s:.0f} s.")
             self._next_s = now_s - self._since_s
             self._next_s += min(self._next_s * (FACTOR - 1), LONGEST_S)
 

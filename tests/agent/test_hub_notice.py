@@ -26,7 +26,7 @@ def test_a_hub_that_is_not_there_is_named_after_some_seconds_and_then_rarely(not
         notice.failed("hub http://a:1 cannot be reached: refused")
         clock.now_s += 1.0
     assert said == [
-        f"hub http://a:1 cannot be reached: refused. Trying again for {s} s now." for s in (5, 20, 80, 320)
+        f"hub http://a:1 cannot be reached: refused. Still trying after {s} s." for s in (5, 20, 80, 320)
     ]
 
 
@@ -47,4 +47,4 @@ def test_a_hub_that_comes_back_is_told_once_and_only_after_a_complaint(notice, s
         clock.now_s += 6.0
     notice.reached("http://a:1")
     notice.reached("http://a:1")
-    assert said == ["away. Trying again for 6 s now.", "hub http://a:1 is reached"]
+    assert said == ["away. Still trying after 6 s.", "hub http://a:1 is reached"]
