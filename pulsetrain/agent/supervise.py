@@ -75,7 +75,9 @@ class Agent:
     ) -> None:
         self._config, self._clock = config, clock or SystemClock()
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-        self._monitor = LoopMonitor("supervise", stale_after_s=STALE_AFTER_S, clock=self._clock)
+        self._monitor = LoopMonitor(
+            "supervise", stale_after_s=max(STALE_AFTER_S, 3 * config.heartbeat_s), clock=self._clock
+        )
         self.node = Node(
             identity,
             hub,

@@ -125,7 +125,7 @@ def _what_follows(job: JobSnapshot, worst: Finding) -> str:
 
 
 def _running(job: JobSnapshot, findings: Sequence[Finding], cause: str) -> tuple[str, str]:
-    if job.silent_s > SILENT_S:
+    if job.silent_s > max(SILENT_S, job.usual_silence_s):
         return "no_data", f"No report from any rank for {job.silent_s:.0f} s."
     if findings:
         worst = findings[0]

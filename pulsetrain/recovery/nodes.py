@@ -16,6 +16,9 @@ Send = Callable[[str], Awaitable[None]]
 Key = tuple[str, str]
 """Job and name of a node."""
 
+USUAL_HEARTBEATS = 2.5
+"""So many of the job's slowest agent are waited for. With one each second that is 2.5 s."""
+
 CLOSED, NOT_CONNECTED, NO_ANSWER = "connection closed", "not connected", "no answer"
 
 LOADS_S = 0.1

@@ -17,11 +17,10 @@ from functools import cached_property
 from pulsetrain.protocol.late_rows import column
 from pulsetrain.protocol.messages import RankStatus
 from pulsetrain.recovery.membership import Membership
-from pulsetrain.recovery.nodes import Node, NodeState
+from pulsetrain.recovery.nodes import USUAL_HEARTBEATS, Node, NodeState
 from pulsetrain.recovery.policy import Policy
 
 SURVIVED_FACTOR = 2  # silence must last so many times as long as the longest one that ended by itself
-HEARTBEATS = 2.5  # so many of the job's slowest agent are waited for, as 2.5 s is of one each second
 
 
 class Silence:
@@ -70,7 +69,7 @@ class Silence:
     def _beats_s(self) -> float:
         """How long silence is usual by what the agents say. Each node has a configuration of its own."""
         slowest_ns = max((n.hello.heartbeat_ns for n in self._present), default=0)
-        return HEARTBEATS * slowest_ns / 1e9
+        return USUAL_HEARTBEATS * slowest_ns / 1e9
 
     @cached_property
     def _present(self) -> list[Node]:

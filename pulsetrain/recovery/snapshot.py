@@ -13,7 +13,7 @@ from pulsetrain.recovery.arithmetic_suspicion import WrongArithmetic
 from pulsetrain.recovery.hang_patience import PendingHang
 from pulsetrain.recovery.link_suspicion import LinkOutcome
 from pulsetrain.recovery.move_request import Move
-from pulsetrain.recovery.nodes import GONE, Node, NodeState
+from pulsetrain.recovery.nodes import GONE, USUAL_HEARTBEATS, Node, NodeState
 from pulsetrain.recovery.own_checkpoints import JobCheckpoint
 from pulsetrain.recovery.record import Fault, RecoveryDetail
 from pulsetrain.recovery.resizing import Resizing
@@ -108,6 +108,11 @@ class JobSnapshot:
         """Age of the newest heartbeat of the active nodes, 0 where there is none."""
         ages = [n.heartbeat_age_s for n in self.active() if n.heartbeat is not None]
         return min(ages, default=0.0)
+
+    @property
+    def usual_silence_s(self) -> float:
+        """How old that may be by what the agents say: they report each second unless they are told else."""
+        return USUAL_HEARTBEATS * max((n.hello.heartbeat_ns for n in self.active()), default=0) / 1e9
 
     def node_of(self, rank: int) -> str:
         """The node that runs `rank`, "" where none does."""

@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -227,6 +228,21 @@ def test_finished_ranks_wait_for_a_hub_that_is_away_and_then_end(hub):
     outcome = agent.turn()
     assert outcome.reason == "every rank ended with status 0; the hub is away"
     agent.close()
+
+
+def test_a_loop_that_turns_rarely_by_its_configuration_is_not_stale(hub):
+    clock = Clock()
+    parts = NodeParts(
+        ranks=FakeRanks, zygotes=FakeZygotes(), checkpoints=FakeCheckpoints(), recorder=FakeRecorder()
+    )
+    seldom = replace(CONFIG, heartbeat_s=20.0)
+    agents = [
+        Agent(IDENTITY, c, HubAddress(url=hub.url, token=TOKEN), parts, clock=clock) for c in (CONFIG, seldom)
+    ]
+    clock.now_s += 21.0
+    assert [agent._monitor.status().stale for agent in agents] == [True, False]
+    for agent in agents:
+        agent.close()
 
 
 def test_heartbeats_go_out_once_in_each_period(hub):

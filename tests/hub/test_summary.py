@@ -14,7 +14,7 @@ from pulsetrain.recovery.resizing import Resizing
 from pulsetrain.recovery.transitions import Phase
 from pulsetrain.recovery.world_sizes import WorldSizes
 from tests.hub.fakes import finding
-from tests.recovery.builders import S, heartbeat, job_snapshot, node_snapshot, rank_exit, status, world
+from tests.recovery.builders import S, heartbeat, hello, job_snapshot, node_snapshot, rank_exit, status, world
 
 FAULT = faults.rank_failed(rank_exit(3, -9), S)
 MOVE = Move(
@@ -99,6 +99,13 @@ LOST = node_snapshot("b", state=NodeState.LOST, connected=False)
 def test_each_phase_has_its_sentence(changes, state, sentence):
     summary = summarize(job_snapshot(**changes), [])
     assert (summary["state"], summary["sentence"], summary["since_ns"]) == (state, sentence, 900 * S)
+
+
+def test_a_job_whose_agents_report_rarely_has_data_in_between():
+    seldom = hello("a", heartbeat_ns=6 * S)
+    nodes = [node_snapshot("a", status(0), hello=seldom, heartbeat_age_s=age_s) for age_s in (14.0, 16.0)]
+    states = [summarize(job_snapshot(nodes=(node,)), [])["state"] for node in nodes]
+    assert states == ["healthy", "no_data"]
 
 
 @pytest.mark.parametrize(
