@@ -77,10 +77,9 @@ def channels(configs: Mapping[str, JsonObject]) -> dict[str, Channel]:
     """
     made: dict[str, Channel] = {}
     for name, values in configs.items():
-        try:
-            config = load(ChannelConfig, f"notify.{name}", file={f"notify.{name}": values})
-        except TypeError as error:
-            raise ConfigError(f"notify.{name}: {error}") from error
+        if isinstance(values, Mapping) and "kind" not in values:
+            raise ConfigError(f"notify.{name}.kind: missing; allowed: {', '.join(sorted(KINDS))}")
+        config = load(ChannelConfig, f"notify.{name}", file={f"notify.{name}": values})
         if config.kind not in KINDS:
             raise ConfigError(f"notify.{name}.kind = {config.kind!r}; allowed: {', '.join(sorted(KINDS))}")
         if not config.url:

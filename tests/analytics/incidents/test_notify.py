@@ -336,6 +336,7 @@ def test_a_channel_that_is_dead_for_weeks_holds_nobody_up(tmp_path):
     [
         ({"x": {"kind": "pigeon", "url": "u"}}, "notify.x.kind = 'pigeon'; allowed: alertmanager, slack"),
         ({"x": {"kind": "slack"}}, "notify.x.url"),
+        ({"x": {"url": "u"}}, "notify.x.kind: missing; allowed: alertmanager, slack"),
         ({"x": {"kind": "slack", "url": "u", "colour": 1}}, "notify.x"),
         ({"x": {"kind": "smtp", "url": "u:25"}}, "recipients"),
     ],
