@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -27,6 +28,7 @@ from pulsetrain.agent.squash_events import SquashEvents
 from pulsetrain.agent.supervise import Agent
 from pulsetrain.checkpoint.service import CheckpointService
 from pulsetrain.checkpoint.service_config import CheckpointServiceConfig
+from pulsetrain.checkpoint.storage.backend import why_unwritable
 from pulsetrain.collectors.config import CollectorConfig
 from pulsetrain.core.config import load
 from pulsetrain.core.json import JsonObject
@@ -191,4 +193,14 @@ def _open_checkpoints(setup: AgentSetup) -> CheckpointService:
     config = load(
         CheckpointServiceConfig, "checkpoint", file=setup.file, environ=options.environ, flags=flags
     )
-    return CheckpointService(config, job=identity.job, node=identity.node, address=identity.address)
+    service = CheckpointService(config, job=identity.job, node=identity.node, address=identity.address)
+    if config.storage:  # on a thread: a network file system that hangs must not delay the job
+        threading.Thread(target=_check_storage, args=(config.storage, setup.say), daemon=True).start()
+    return service
+
+
+def _check_storage(storage: str, say: Callable[[str], None]) -> None:
+    """Tell a person that checkpoints cannot be persisted. The job goes on: that may change."""
+    why = why_unwritable(storage)
+    if why:
+        say(f"warning: checkpoints cannot be written to {storage}: {why}")

@@ -1,5 +1,6 @@
 """A whole agent in this process: real spool, recorder and checkpoints, no ranks, a hub that takes notes."""
 
+import queue
 import threading
 from dataclasses import replace
 
@@ -66,6 +67,15 @@ def test_an_agent_reports_all_its_loops_records_its_node_and_leaves(hub, tmp_pat
     assert outcomes[0].reason == "job finished"
     assert zygotes.current.closed
     assert backlog(tmp_path / "spool") > 0
+
+
+def test_a_storage_that_cannot_be_written_is_told_at_the_start(hub, tmp_path):
+    (tmp_path / "file").touch()
+    said = queue.Queue()
+    storage = str(tmp_path / "file" / "stored")
+    with assemble(replace(setup(hub, tmp_path, checkpoints=storage), say=said.put), FakeZygotes()):
+        line = said.get(timeout=10)
+    assert line == f"warning: checkpoints cannot be written to {storage}: Not a directory"
 
 
 def backlog(folder) -> int:

@@ -56,11 +56,28 @@ def open_storage(url: str) -> Storage:
         raise UsageError(f"checkpoint storage {url}: {error}") from error
 
 
+def why_unwritable(url: str) -> str:
+    """Why nothing can be written to a folder, which is made if it is missing. "" where it can.
+
+    "" also for a storage that is no folder: its bucket may be writable in part.
+    """
+    storage = open_storage(url)
+    return storage.why_unwritable() if isinstance(storage, LocalStorage) else ""
+
+
 class LocalStorage:
     """A folder. Files and folders are synced before they count."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
+
+    def why_unwritable(self) -> str:
+        """Why nothing can be written to it, "" where it can. The folder is made if it is missing."""
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            return error.strerror or type(error).__name__
+        return "" if os.access(self._root, os.W_OK) else "Permission denied"
 
     def put(self, path: str, chunks: Iterable[memoryview | bytes]) -> int:
         target = self._root / path
