@@ -65,7 +65,7 @@ def _hidden(flag: str) -> Callable[[Command], Command]:
 
 def _torchrun(*names: str, **attributes: Any) -> Callable[[Command], Command]:
     """An option of torchrun, which its variable gives too: PET_NNODES for --nnodes. The flag goes first."""
-    return click.option(*names, envvar=_variable(names[-1]), **attributes)
+    return click.option(*names, envvar=_variable(names[-1]), show_envvar=True, **attributes)
 
 
 def _variable(flag: str) -> str:
@@ -237,6 +237,8 @@ def launch_options(
     _check_torchrun_flags(given, say, alone=nnodes == 1)
     _note_variables(environ, say)
     program = Program(argv=(flags["script"], *flags["args"]), mode=_mode(flags), role=flags["role"])
+    _check_name("--job", flags["job"] or flags["rdzv_id"] or "")
+    _check_name("--node", flags["node"] or "")
     return LaunchOptions(
         program=program,
         hub=_hub(flags, nnodes, needs_hub=needs_hub),
@@ -267,6 +269,12 @@ def launch_options(
         auto=not flags["no_auto"],
         kafka=flags["kafka"],
     )
+
+
+def _check_name(flag: str, name: str) -> None:
+    """Names are folders of the data folder too, and must not lead out of it."""
+    if name.startswith("/") or ".." in name.split("/"):
+        raise UsageError(f"{flag}={name}: allowed: a name that does not begin with / and has no part ..")
 
 
 def _mode(flags: LaunchFlags) -> Mode:

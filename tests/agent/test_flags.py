@@ -107,6 +107,13 @@ def test_variables_of_switches_are_taken(parse, monkeypatch):
     assert (options.program.mode, options.hub.own) == ("module", False)
 
 
+def test_a_wrong_variable_is_named(parse, monkeypatch):
+    monkeypatch.setenv("PET_MAX_RESTARTS", "x")
+    with pytest.raises(click.UsageError) as refused:
+        parse("train.py")
+    assert "PET_MAX_RESTARTS" in refused.value.format_message()
+
+
 def test_variables_without_effect_are_one_note_and_refuse_nothing(parse):
     environ = {"PET_NODE_RANK": "1", "PET_MASTER_ADDR": "h", "PET_RDZV_BACKEND": "c10d", "PET_TEE": ""}
     options, notes = parse("--nnodes", "2", "--hub", "http://h:1", "train.py", environ=environ)
@@ -163,3 +170,14 @@ def test_what_is_replayed_to_find_a_faulty_node(parse, flags, argv, mode):
 def test_a_replay_that_names_no_script_is_refused(parse, text):
     with pytest.raises(UsageError, match="--replay="):
         parse("--replay", text, "train.py")
+
+
+@pytest.mark.parametrize("words", [("--job", "../x"), ("--rdzv-id", "/x"), ("--node", "a/../../b")])
+def test_a_name_does_not_lead_out_of_the_data_folder(parse, words):
+    with pytest.raises(UsageError, match=r"--(job|node)=.*: allowed: a name"):
+        parse(*words, "train.py")
+
+
+def test_a_name_may_have_dots_and_parts(parse):
+    options, _ = parse("--job", "team/gpt..2", "--node", "n1.cluster", "train.py")
+    assert (options.job_name, options.node_name) == ("team/gpt..2", "n1.cluster")
