@@ -81,6 +81,7 @@ def _run_agent(setup: AgentSetup, zygotes: ZygoteHolder, signals: list[int]) -> 
     from pulsetrain.agent.assembly import assemble
 
     with assemble(setup, zygotes) as agent:
+
         def interrupt(signum: int) -> None:
             signals.append(signum)
             agent.interrupt(signum)

@@ -13,7 +13,7 @@ import gc
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
 from typing import NamedTuple
@@ -177,7 +177,7 @@ class Checkpointer:
             self._arena.clear()
             self._preparer.start(state)
             return None
-        reshaped = self._take_parts(wanted)
+        taken = self._take_parts(wanted)
         info = self._arena.find(self._identity.rank, wanted)
         if info is None:
             have = ", ".join(str(i.step) for i in self._arena.published()) or "none"
@@ -188,8 +188,14 @@ class Checkpointer:
             self._arena.invalidate(info)
             raise CorruptData(f"checkpoint of step {wanted}: its bytes do not have its checksum")
         own = info.world == self._identity.world
-        with self._refusing() if reshaped else contextlib.nullcontext():
-            put_back(state if own else self.state, read_state(self._arena, info))
+        saved = read_state(self._arena, info)
+        try:
+            put_back(state if own else self.state, saved)
+        except DO_NOT_FIT as error:
+            if not taken:
+                raise
+            self._arena.invalidate(info)
+            raise self._refused(error) from error
         self._arena.forget_after(wanted)
         self._preparer.start(state)
         return wanted
@@ -197,13 +203,15 @@ class Checkpointer:
     def _take_parts(self, step: int) -> bool:
         """Where ranks of another world have saved the step, ask the agent for this rank's part of it.
 
-        Returns whether they have.
+        Returns whether that is so.
         """
         offer = read_offer(self._arena)
         if offer is None or offer.step != step:
             return False
-        with self._refusing():
+        try:
             form = take_form(self.state, offer)
+        except DO_NOT_FIT as error:
+            raise self._refused(error) from error
         state = self._with_rng(form)
         leaves = collect(state)
         head, layout = self._layouts.of(state, leaves)
@@ -212,15 +220,11 @@ class Checkpointer:
         ask_for_parts(self._arena, header, head + values, layout, leaves)
         return True
 
-    @contextlib.contextmanager
-    def _refusing(self) -> Iterator[None]:
-        """Tell the agent where this job's state does not take what another world has saved."""
-        try:
-            yield
-        except DO_NOT_FIT as error:
-            why = str(error) if isinstance(error, PulsetrainError) else f"{type(error).__name__}: {error}"
-            refuse_offer(self._arena, why)
-            raise NotReshardable(why) from error
+    def _refused(self, error: Exception) -> NotReshardable:
+        """Tell the agent why this rank cannot take its part."""
+        why = str(error) if isinstance(error, PulsetrainError) else f"{type(error).__name__}: {error}"
+        refuse_offer(self._arena, why)
+        return NotReshardable(why)
 
     def close(self) -> None:
         """Finish the last save and remove the optimizer hook."""

@@ -2,12 +2,13 @@
 
 import gc
 import hashlib
+import multiprocessing
 import os
 import random
-import signal
 import threading
 import time
-import warnings
+from multiprocessing.connection import wait
+from multiprocessing.reduction import DupFd
 
 import numpy as np
 import pytest
@@ -393,27 +394,24 @@ def test_a_rank_killed_at_any_moment_costs_at_most_the_step_in_flight(fd):
         reference[step] = truth.digest()
     draw = random.Random(5)
     restore, torn = -1, 0
+    clean = multiprocessing.get_context("forkserver")  # torch in a fork of this process may not work
+    clean.set_forkserver_preload([__name__])
     for trial in range(100):
         reader, write_end = os.pipe()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # fork beside torch's idle threads
-            pid = os.fork()
-        if pid == 0:
-            try:
-                _train_until_killed(fd, restore, write_end)
-            finally:
-                os._exit(1)
-        os.close(write_end)
+        given = (DupFd(fd), restore, DupFd(write_end), torch.get_num_threads())
+        child = clean.Process(target=_train_until_killed, args=given)
+        child.start()
         enough = draw.randint(1, 4)
         announced = restore
         with os.fdopen(reader, "rb", buffering=0) as lines:
             while announced < max(restore, 0) + enough:
-                line = lines.read(4)
+                line = _announced(lines, child)
                 assert line, f"trial {trial}: the child died by itself"
                 announced = int.from_bytes(line, "little")
             _spin(draw.randint(0, 3000))
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            child.kill()
+            child.join()
+            os.close(write_end)
             while line := lines.read(4):
                 announced = int.from_bytes(line, "little")
         arena = ArenaReader(fd)
@@ -433,9 +431,17 @@ def test_a_rank_killed_at_any_moment_costs_at_most_the_step_in_flight(fd):
     assert torn > 50, "most kills land in the middle of a save"
 
 
-def _train_until_killed(fd: int, restore: int, announce: int) -> None:
-    """Train and announce each step when its save was called."""
-    training = Training(fd, restore_step=restore)
+def _announced(lines, child) -> bytes:
+    """The next step that the child announces, b"" where it has ended."""
+    wait([lines, child.sentinel])
+    return lines.read(4) if wait([lines], timeout=0) else b""
+
+
+def _train_until_killed(arena, restore: int, lines, threads: int) -> None:
+    """Train and announce each step when its save was called. Sums depend on the number of `threads`."""
+    torch.set_num_threads(threads)
+    announce = lines.detach()
+    training = Training(arena.detach(), restore_step=restore)
     step = training.checkpointer.restore() or 0
     finish = training.checkpointer._copier.finish
     training.checkpointer._copier.cpu_bound = False  # the copy runs beside training, as that of a large state

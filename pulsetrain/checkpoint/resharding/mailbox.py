@@ -56,10 +56,9 @@ def read_offer(arena: ArenaWriter) -> Offer | None:
 
 
 def refuse_offer(arena: ArenaWriter, reason: str) -> None:
-    """The rank cannot take the form that its part of the state would have, or what it was filled with."""
+    """The rank cannot take its part of the state, or the form that it would have."""
     arena.refusal = reason
-    arena.answered = -1
-    arena.asked = 0
+    arena.asked, arena.answered = 0, -1
 
 
 def refused_offer(arena: ArenaReader) -> str:
