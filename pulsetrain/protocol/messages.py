@@ -211,8 +211,8 @@ class Hello:
     take turns where the hub wants nothing else, 0: each has one. `replays` says what it trains where training
     is replayed: "own" for the project's own, "command" for what it was given, "" for nothing. `gpu_count` is
     how many GPUs its ranks may use, also where NVML, which alone tells `gpus`, is not there. `agent_id` is a
-    random word of the agent's process, "" from an older agent. In a container every agent has `pid` 1. It sends
-    a heartbeat at least every `heartbeat_ns`, 0: unknown, which was a second by default.
+    random word of the agent's process, "" from an older agent. In a container every agent has `pid` 1. It
+    sends a heartbeat at least every `heartbeat_ns`, 0: unknown, which was a second by default.
     """
 
     node: str
