@@ -30,7 +30,8 @@ _NONE_LEFT = (
 class Attempt:
     """The attempt that ended: its number of ranks `size`, and the node of each rank.
 
-    `nodes` are all nodes of the attempt, empty where they are not known.
+    `nodes` are all nodes of the attempt, empty where they are not known. `waiting` are ranks whose last
+    report shows them in a collective.
     """
 
     job: str
@@ -39,6 +40,7 @@ class Attempt:
     size: int
     node_of: Callable[[int], str]
     nodes: frozenset[str] = frozenset()
+    waiting: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,12 @@ def cascade_rule(lines: Iterable[str]) -> str:
     """Return the name of the first rule that a line matches, empty where the lines do not blame a peer."""
     text = "\n".join(lines)
     return next((rule.name for rule in cascade_rules() if rule.pattern.search(text)), "")
+
+
+def timed_out(lines: Iterable[str]) -> bool:
+    """Whether the lines say that torch's own timeout has ended the rank."""
+    rule = next(rule for rule in cascade_rules() if rule.name == "collective_timeout")
+    return bool(rule.pattern.search("\n".join(lines)))
 
 
 def suspicion(exit_: RankExit) -> int:
@@ -150,15 +158,20 @@ def _crash(attempt: Attempt, candidates: Sequence[RankExit], failed: Sequence[Ra
             "nodes": sorted({e.node for e in culprits if e.node}),
             "last_lines": list(first.last_lines[-10:]),
             "exits": _exit_table(failed),
-            "all_blame_peers": highest == 0,
+            "all_timed_out": highest == 0 and timed_out(first.last_lines),
         },
     )
 
 
 def _waited_for(attempt: Attempt, failed: Sequence[RankExit]) -> int | None:
-    """Return the one rank that all others, which have failed, can have waited for."""
+    """Return the one rank that all others, which have failed, can have waited for.
+
+    One exit alone proves nothing about the other rank. One that waits in a collective itself is next to fail.
+    """
     left = set(range(attempt.size)) - {e.rank for e in failed}
-    return left.pop() if len(left) == 1 else None
+    if len(left) != 1 or len(failed) < 2 or left & attempt.waiting:
+        return None
+    return left.pop()
 
 
 def _not_ended(attempt: Attempt, rank: int, failed: Sequence[RankExit]) -> Finding:
@@ -184,7 +197,7 @@ def _not_ended(attempt: Attempt, rank: int, failed: Sequence[RankExit]) -> Findi
             "nodes": [node] if node else [],
             "last_lines": [],
             "exits": _exit_table(failed),
-            "all_blame_peers": True,
+            "all_timed_out": timed_out(failed[0].last_lines),
             "suggested_action": "See what this rank did last, and the hang that was named.",
         },
     )

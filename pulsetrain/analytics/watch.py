@@ -43,6 +43,7 @@ def crash(view: JobView) -> list[Verdict]:
         size=view.size(),
         node_of=view.node_of,
         nodes=frozenset(member.node for member in view.world),
+        waiting=frozenset(rank.rank for rank in view.ranks if any(group.op for group in rank.groups)),
     )
     verdicts = [_with_blame(v) for v in explain(attempt, view.exits, view.lost_nodes)]
     return calibration.apply(verdicts, covered=not view.has_gpus)

@@ -66,7 +66,7 @@ from pulsetrain.checkpoint.storage.manifest import (
     folder_of,
 )
 from pulsetrain.checkpoint.storage.tensor_index import TensorIndex
-from pulsetrain.core.errors import CheckpointError, CorruptData
+from pulsetrain.core.errors import CheckpointError
 from pulsetrain.core.json import JsonObject
 
 Metadatum: TypeAlias = TensorStorageMetadata | BytesStorageMetadata
@@ -161,22 +161,20 @@ class PulsetrainWriter(StorageWriter):
             tables=tables,
             blobs=blobs,
         )
-        before = self._before()
         path = self._checkpoints.path(f"{folder_of(self._step)}/{MANIFEST}")
         self._checkpoints.storage.put(path, [manifest.encode()])
-        self._remove(before)
+        self._remove_replaced(frozenset(manifest.files))
 
-    def _before(self) -> frozenset[str]:
-        """Packs of a save of this step that is replaced."""
-        try:
-            manifest = self._checkpoints.manifest(self._step)
-        except CorruptData:
-            return frozenset()
-        own = f"{folder_of(self._step)}/{_STEM}"
-        return frozenset(file for file in manifest.files if file.startswith(own)) if manifest else frozenset()
+    def _remove_replaced(self, own: frozenset[str]) -> None:
+        """Remove packs of saves of this step that it replaces, or that were broken off, and their tables.
 
-    def _remove(self, packs: frozenset[str]) -> None:
-        """Remove packs that no committed step refers to, and their tables."""
+        `own` are those of this save. A pack that a committed step refers to stays.
+        """
+        folder = folder_of(self._step)
+        names = self._checkpoints.storage.list(self._checkpoints.path(folder))
+        packs = {
+            f"{folder}/{name}" for name in names if name.startswith(_STEM) and name.endswith(_PACK)
+        } - own
         needed = {file for m in self._checkpoints.committed() for file in m.files} if packs else set()
         for pack in packs - needed:
             for file in (pack.removesuffix(_PACK) + _TABLE, pack):

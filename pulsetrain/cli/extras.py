@@ -20,6 +20,7 @@ EXTRAS_OF_MODULE: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "pyarrow": ("hub", "kafka"),
         "pynvml": ("gpu",),
         "rich": ("terminal", "hub"),
+        "anyio": ("hub",),
         "starlette": ("hub",),
         "streamlit": ("hub",),
         "tenacity": ("kafka",),

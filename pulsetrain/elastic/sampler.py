@@ -128,6 +128,16 @@ class ElasticSampler:
         """
         return Microbatches(self)
 
+    def microbatches_left(self) -> int:
+        """How many microbatches this rank has until the end of the epoch."""
+        whole, rest = divmod(self.samples - self.consumed, self.batch)
+        return whole * self._passes(self.batch) + (self._passes(rest) if rest else 0)
+
+    def _passes(self, total: int) -> int:
+        """How many microbatches this rank has of a batch of so many samples."""
+        mine = max(0, -(-(total - self.rank) // self.world))
+        return max(-(-mine // self.microbatch), self.accumulation if self._even else 0)
+
     def advance(self, share: Share | None = None) -> None:
         """A batch was used: call it after the optimizer's step. The last one of an epoch begins the next.
 
@@ -172,7 +182,7 @@ class Microbatches:
         return (list(micro) for share in self._sampler for micro in share.microbatches)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return self._sampler.microbatches_left()
 
 
 def _microbatches(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import quote, unquote
 
 import structlog
@@ -79,7 +79,7 @@ class KeptMemory:
             return JobMemory(
                 evictions_ns=tuple(map(int, json.loads(self._values.get(prefix + EVICTIONS, "[]")))),
                 nodes={
-                    unquote(key.removeprefix(nodes)): NodeMemory(**json.loads(value))
+                    unquote(key.removeprefix(nodes)): _kept(NodeMemory, value)
                     for key, value in self._values.items()
                     if key.startswith(nodes)
                 },
@@ -99,7 +99,7 @@ class KeptMemory:
     def _value(self, kind: type[T], key: str) -> T | None:
         """The kept value of a key, None where there is none."""
         text = self._values.get(key)
-        return kind(**json.loads(text)) if text else None
+        return _kept(kind, text) if text else None
 
     def evictions(self, job: str, times_ns: Sequence[int]) -> None:
         """See `Memory.evictions`."""
@@ -191,6 +191,12 @@ class KeptMemory:
         self._unwritten[key] = value
         self._written.clear()
         self._changed.set()
+
+
+def _kept(kind: type[T], text: str) -> T:
+    """A kept value. Fields of a newer hub, which led before this one, are left out."""
+    known = {field.name for field in fields(cast("Any", kind))}
+    return kind(**{name: value for name, value in json.loads(text).items() if name in known})
 
 
 def _prefix(job: str) -> str:

@@ -25,6 +25,10 @@ Run = Callable[[Sequence[str], Mapping[str, str], float], str]
 """Runs a command with this environment, for so many seconds at most. Returns what it printed."""
 
 
+class CommandFailed(Unavailable):
+    """A command of Slurm ended with a status. One that only did not answer may have done its work."""
+
+
 def run(words: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> str:
     """What the command printed. Raises `Unavailable` with one line where it failed."""
     try:
@@ -44,7 +48,7 @@ def run(words: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> s
         raise Unavailable(f"{words[0]}: no answer in {timeout_s:g} s") from error
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines() or ["it said nothing"]
-        raise Unavailable(f"{words[0]} ended with status {done.returncode}: {lines[-1].strip()}")
+        raise CommandFailed(f"{words[0]} ended with status {done.returncode}: {lines[-1].strip()}")
     return done.stdout
 
 
@@ -83,7 +87,7 @@ class SlurmScheduler:
         exclude = [node for node in request.exclude if _is_name(node)]
         try:
             said = self._submit(request, exclude)
-        except Unavailable:  # sbatch refuses a job that leaves out a node it does not know
+        except CommandFailed:  # sbatch refuses a job that leaves out a node it does not know
             known = self._known(exclude)
             if known == exclude:
                 raise

@@ -244,7 +244,7 @@ def _hopeless(job: JobState) -> str:
         return ""
     if not recovery.restart_counted:
         recovery.restart_counted = True
-        restarts.used += 1
+        restarts.used += not elasticity.may_be_at_fault(job, recovery.fault)
         recovery.launch_at_s = job.services.clock.monotonic_s() + _wait_s(job, recovery)
     fault = recovery.fault
     if fault.exit_code == USAGE_EXIT and not elasticity.is_at_fault(job, fault):

@@ -187,13 +187,18 @@ def note_late_refusal(job: JobState, reason: str) -> None:
         job.resizing.goes_back = True
 
 
+def may_be_at_fault(job: JobState, fault: Fault) -> bool:
+    """Whether ranks fail at a size at which they have done no step, where they have trained at another."""
+    return job.resizing.is_untried and fault.event in (Event.RANK_FAILED, Event.HANG)
+
+
 def is_at_fault(job: JobState, fault: Fault) -> bool:
     """Whether it is the new size at which ranks fail, so that a job that would be given up goes back.
 
     Arguments may not divide, or memory may not suffice. At the size from before the job has trained.
     """
     resizing = job.resizing
-    if not resizing.is_untried or fault.event not in (Event.RANK_FAILED, Event.HANG):
+    if not may_be_at_fault(job, fault):
         return False
     if not resizing.goes_back:
         resizing.failed.add(resizing.size)

@@ -285,7 +285,7 @@ class Job:
             rank = faults.rank_of(finding)
             if finding.kind == "crash" and state.recovery is not None:
                 state.recovery.users_own |= faults.is_users_own(finding)
-                state.recovery.hung |= bool(finding.evidence.get("all_blame_peers"))
+                state.recovery.hung |= bool(finding.evidence.get("all_timed_out"))
             if finding.kind == "crash" and rank >= 0 and state.recovery is not None:
                 blamed = state.recovery.fault
                 if blamed.event is Event.RANK_FAILED and blamed.rank != rank:

@@ -83,17 +83,40 @@ def test_where_all_others_waited_for_a_peer_the_rank_that_did_not_fail_is_named(
     (finding,) = explained([exit_(r, 0.1 * r, -6, TIMEOUT) for r in range(8) if r != 5])
     assert (finding.subject, finding.evidence["nodes"]) == ("5", ["node2"])
     assert finding.evidence["victims"] == [0, 1, 2, 3, 4, 6, 7]
-    assert finding.evidence["all_blame_peers"]
+    assert finding.evidence["all_timed_out"]
     assert finding.confidence < 0.9
+
+
+def test_one_exit_proves_nothing_about_the_other_rank():
+    """A link between two ranks breaks: both wait, and torch ends one of them first."""
+    attempt = Attempt(job="j", attempt=0, now_ns=9, size=2, node_of=lambda rank: f"n{rank}")
+    (finding,) = explain(attempt, [exit_(0, 0.1, -6, TIMEOUT)], ())
+    assert (finding.subject, "did not fail" in finding.summary) == ("0", False)
+
+
+def test_a_rank_that_waits_as_well_is_not_the_one_that_all_wait_for():
+    exits = [exit_(r, 0.1 * r, -6, TIMEOUT) for r in range(8) if r != 5]
+    waiting = Attempt(
+        job="j", attempt=0, now_ns=9, size=8, node_of=lambda rank: "n0", waiting=frozenset({5, 6})
+    )
+    (finding,) = explain(waiting, exits, ())
+    assert finding.subject == "0"
+
+
+def test_a_link_that_breaks_is_no_timeout():
+    """The node on which ranks end first may have a bad port: it is counted."""
+    reset = "RuntimeError: Connection reset by peer"
+    (finding,) = explained([exit_(r, 0.1 * r, 1, reset) for r in (4, 0, 1)])
+    assert not finding.evidence["all_timed_out"]
 
 
 def test_a_node_whose_ranks_all_waited_for_a_peer_is_not_named():
     (finding,) = explained([exit_(r, 0.1 * r, -6, TIMEOUT) for r in (0, 1, 2)])
     assert finding.subject_type == "rank"
     assert "because of a peer" in finding.summary
-    assert finding.evidence["all_blame_peers"]
+    assert finding.evidence["all_timed_out"]
     (finding,) = explained([exit_(0, 0.0, -6), exit_(1, 0.1, -6)])
-    assert (finding.subject, finding.evidence["all_blame_peers"]) == ("node0", False)
+    assert (finding.subject, finding.evidence["all_timed_out"]) == ("node0", False)
 
 
 def test_clean_exits_are_no_crash():

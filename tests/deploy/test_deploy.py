@@ -323,6 +323,7 @@ def prolog(tmp_path):
             "PATH": f"{tmp_path}:{os.environ['PATH']}",
             "PULSETRAIN_BIN": str(tmp_path / "pulsetrain"),
             "PULSETRAIN_CHECK_LIMIT": "1",
+            "PULSETRAIN_CGROUPS": str(tmp_path / "cgroup"),
             "SLURMD_NODENAME": "node-7",
             "SLURM_JOB_ID": "79",
         }
@@ -331,6 +332,19 @@ def prolog(tmp_path):
         return done.returncode, log.read_text() if log.exists() else ""
 
     return run
+
+
+@pytest.mark.parametrize("scope", ["system.slice/slurmstepd.scope", "cpuset/slurm/uid_7"])
+@pytest.mark.parametrize(("jobs", "checked"), [((79,), True), ((79, 80), False), ((), True)])
+def test_the_node_itself_knows_its_jobs_and_the_controller_is_not_asked(
+    prolog, tmp_path, scope, jobs, checked
+):
+    for number in jobs:
+        (tmp_path / "cgroup" / scope / f"job_{number}").mkdir(parents=True)
+    (tmp_path / "cgroup" / scope).mkdir(parents=True, exist_ok=True)
+    assert prolog(f"touch {tmp_path}/checked; exit 0", squeue=f"touch {tmp_path}/asked; exit 1") == (0, "")
+    assert (tmp_path / "checked").exists() == checked
+    assert not (tmp_path / "asked").exists()
 
 
 def test_a_healthy_node_takes_the_job(prolog):

@@ -18,7 +18,8 @@ FAKES = {
     "hostname": 'echo "${HOST_ADDRESSES:-10.0.0.1}"',
     "pulsetrain": """
 case $1 in
-  serve) echo "$PULSETRAIN_HUB $*" >>served; echo $$ >>hubs; [ ! -e broken ] || exit 1; exec sleep 60 ;;
+  serve) echo "$PULSETRAIN_HUB $*" >>served; echo $$ >>hubs; [ ! -e broken ] || exit 1
+    sleep "${OPENS_FOR:-0}"; mkdir -p pulsetrain-7/hub; touch pulsetrain-7/hub/hub.json; exec sleep 60 ;;
   nodes) [ -z "${UNREACHABLE:-}" ] || { echo "no route" >&2; exit 1; }; [ -s hubs ] ;;
   status) echo '{"state": "running"}' ;;
   run) while [ ! -e over ]; do sleep 0.05; done ;;
@@ -86,6 +87,12 @@ def test_a_hub_that_nobody_reaches_ends_the_job_with_the_reason(job):
     assert process.stderr.read() == (
         "train.sbatch: no answer at http://10.9.9.9:20007 (PULSETRAIN_HOST says where): no route\n"
     )
+
+
+def test_a_hub_that_still_opens_its_store_is_waited_for(job):
+    process = job(UNREACHABLE="1", START_SECONDS="0", OPENS_FOR="60")
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(2.5)
 
 
 @pytest.mark.parametrize(

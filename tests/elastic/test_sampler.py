@@ -88,6 +88,21 @@ def test_a_loader_that_is_made_once_yields_every_epoch_from_where_it_stands():
     assert list(loader) == [[0, 1], [2, 3], [4, 5]]
 
 
+@given(
+    st.integers(1, 60),
+    st.integers(1, 13),
+    st.integers(1, 5),
+    st.integers(1, 9),
+    st.integers(0, 5),
+    st.booleans(),
+)
+def test_the_length_of_a_loader_is_what_it_yields(samples, batch, microbatch, world, done, even):
+    for sampler in ranks(world, None, samples=samples, batch=batch, microbatch=microbatch, even=even):
+        for _ in range(done):
+            sampler.advance()
+        assert len(sampler.microbatches()) == sum(1 for _ in sampler.microbatches())
+
+
 def test_ranks_have_unequal_numbers_of_microbatches_unless_they_shall_be_even():
     fields = {"samples": 80, "batch": 64, "microbatch": 2, "shuffle": False}
     unequal = [next(iter(sampler)) for sampler in ranks(6, None, **fields)]

@@ -1,6 +1,7 @@
 """Slurm's commands without Slurm: one node, as scontrol tells of it."""
 
 from pulsetrain.core.errors import Unavailable
+from pulsetrain.hub.slurm_scheduler import CommandFailed
 
 
 class FakeSlurm:
@@ -31,5 +32,5 @@ class FakeSlurm:
         for word in words:
             unknown = set(word.removeprefix("--exclude=").split(",")) - set(self.nodes)
             if self.nodes and word.startswith("--exclude=") and unknown:
-                raise Unavailable("sbatch ended with status 1: Invalid node name specified")
+                raise CommandFailed("sbatch ended with status 1: Invalid node name specified")
         return "4711;cluster\n" if "--parsable" in words else ""

@@ -1,6 +1,8 @@
 """What jobs must not forget, in the key-value store."""
 
 import asyncio
+import json
+from dataclasses import asdict
 
 import pytest
 
@@ -89,6 +91,15 @@ def test_a_new_hub_recalls_what_was_noted_of_each_job(store):
     )
     assert again.recall("team").nodes == {"d": CORDONED}
     assert again.recall("other") == NOTHING
+
+
+def test_a_hub_reads_what_a_newer_one_has_kept(store):
+    """Hubs are upgraded one after the other, and the older one may lead again."""
+    for key, value in (("nodes/a", asdict(EVICTED)), ("world", asdict(WORLD))):
+        text = json.dumps({**value, "not_known_yet": 1})
+        store.commit([], [Write(key=f"jobs/j/{key}", value=text)])
+    known = loaded(store).recall("j")
+    assert (known.nodes["a"], known.world) == (EVICTED, WORLD)
 
 
 def test_a_new_hub_recalls_that_a_job_is_pre_empted_until_it_was_resumed(store):

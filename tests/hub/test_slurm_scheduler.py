@@ -78,6 +78,13 @@ def test_an_evicted_node_that_slurm_does_not_know_does_not_prevent_a_replacement
     assert slurm.commands[-1] == ["sbatch", "--parsable", "--nodes=1", "--exclude=n1", TEMPLATE]
 
 
+def test_a_submission_without_an_answer_is_not_made_twice():
+    slurm = FakeSlurm(nodes=("n1",), error="sbatch: no answer in 20 s")
+    with pytest.raises(Unavailable, match="no answer"):
+        scheduler(slurm).replace(NodeRequest(job="j", nnodes=4, least=2, exclude=("laptop",)))
+    assert len(slurm.commands) == 1
+
+
 def test_a_job_that_slurm_refuses_for_another_reason_is_submitted_once():
     slurm = FakeSlurm(error="sbatch: no such partition")
     with pytest.raises(Unavailable, match="no such partition"):

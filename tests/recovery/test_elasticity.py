@@ -311,7 +311,7 @@ def test_a_job_whose_ranks_cannot_take_their_part_goes_back_to_its_size():
 @pytest.mark.parametrize("save", [saved, sharded], ids=["replicated", "sharded"])
 def test_a_job_whose_ranks_always_fail_at_another_size_goes_back_to_its_size(code, tries, save):
     async def scenario():
-        fleet = fleet_of("ab", max_restarts=9)
+        fleet = fleet_of("ab", max_restarts=0)
         await fleet.form()
         save(fleet, 9)
         b = fleet.agents["b"]

@@ -561,7 +561,7 @@ def test_ranks_that_all_ended_because_of_a_peer_count_against_no_node(victims_on
         fleet.agents["a"].rank_exits(0, -6)
         while fleet.job.fault is None:
             await asyncio.sleep(0)
-        crash = Observed(kind="crash", subject="3", details={"all_blame_peers": victims_only})
+        crash = Observed(kind="crash", subject="3", details={"all_timed_out": victims_only})
         fleet.controller.jobs["j"].observe([crash])
         await fleet.settle()
         assert list(fleet.memory.values["j", "restarts"].by_node_ns) == counted

@@ -33,6 +33,7 @@ _LIMITS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "node_unit_min": (0, 1 << 20),
         "world_nodes": (0, 1 << 20),
         "peer_port": (0, 65535),
+        "heartbeat_ns": (0, 60 * 10**9),
     }
 )
 
