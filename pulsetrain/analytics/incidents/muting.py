@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pulsetrain.analytics.incidents import causality
-from pulsetrain.analytics.incidents.alert_state import Alert, fingerprint, utc_text
+from pulsetrain.analytics.incidents.alert_state import SEVERITY_ORDER, Alert, fingerprint, utc_text
 from pulsetrain.analytics.incidents.causality import Symptom
 from pulsetrain.analytics.incidents.locations import Location, Topology, location_of
 from pulsetrain.core.errors import UsageError
@@ -15,6 +15,7 @@ from pulsetrain.core.errors import UsageError
 MATCHABLE = ("id", "job", "kind", "subject_type", "subject", "severity", "node")
 """fields of an alert that a silence may match"""
 _MACHINE_PARTS = ("node", "link", "gpu")
+_TAKES_ALL = "node_lost"  # a kind that explains all alerts on its node, as a switch does for what is under it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,14 +76,16 @@ def muted(
 ) -> dict[str, str]:
     """Return the id of every alert that nobody is notified of now, with the reason."""
     alerts, silences = list(alerts), list(silences)
-    causes = firing_causes(alerts, topology)
     reasons: dict[str, str] = {}
     for alert in alerts:
         silence = next((s for s in silences if s.covers(alert, now_ns, topology)), None)
         if silence is not None:
             until = utc_text(silence.expires_ns)
             reasons[alert.id] = f"silenced by {silence.author} until {until}: {silence.comment}"
-        elif alert.active and (cause := inhibitor(alert, causes, topology)) is not None:
+    audible = [alert for alert in alerts if alert.id not in reasons]
+    causes = firing_causes(audible, topology)
+    for alert in audible:
+        if alert.active and (cause := inhibitor(alert, causes, topology)) is not None:
             reasons[alert.id] = f"inhibited by {cause.id} ({cause.summary})"
     return reasons
 
@@ -113,12 +116,13 @@ def firing_causes(alerts: Iterable[Alert], topology: Topology | None = None) -> 
 def inhibitor(alert: Alert, causes: FiringCauses, topology: Topology | None = None) -> Alert | None:
     """Return the alert that explains this one, or None where there is none.
 
-    An alert on a switch explains those on its nodes, one on a node those on its ports, GPUs and ranks, and so
-    on. An alert on a group or stage is explained by one on a member, if that kind can cause this kind.
+    It is no less severe, and its kind can cause this kind. It is on a switch, node, port or GPU that contains
+    the subject, or on a member of the group or stage. A lost node and a switch explain every kind inside. The
+    cause may be inhibited itself: then people are notified of that one's cause, which is as severe.
     """
     where = _location(alert, topology)
     for cause, container in causes.containers:
-        if _may_explain(cause, alert) and container.contains(where):
+        if _may_explain(cause, alert) and container.contains(where) and _reaches(cause, container, alert):
             return cause
     if alert.subject_type not in causality.SHARED:
         return None
@@ -134,8 +138,17 @@ def inhibitor(alert: Alert, causes: FiringCauses, topology: Topology | None = No
 
 
 def _may_explain(cause: Alert, alert: Alert) -> bool:
-    """Whether `cause` is another alert of the same job, or one of them names no job."""
-    return (not cause.job or not alert.job or cause.job == alert.job) and cause.id != alert.id
+    """Whether `cause` is another alert of the same job (or one of them names no job), and no less severe."""
+    same_job = not cause.job or not alert.job or cause.job == alert.job
+    as_severe = SEVERITY_ORDER[cause.severity] >= SEVERITY_ORDER[alert.severity]
+    return same_job and as_severe and cause.id != alert.id
+
+
+def _reaches(cause: Alert, container: Location, alert: Alert) -> bool:
+    """Whether an alert on a container can be why there is one on a subject inside."""
+    if container.scope == "switch" or cause.kind in (_TAKES_ALL, alert.kind):
+        return True
+    return alert.kind in causality.cause_of(cause.kind).explains
 
 
 def _symptom(alert: Alert, where: Location) -> Symptom:

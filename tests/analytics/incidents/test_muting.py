@@ -83,6 +83,48 @@ def test_alerts_elsewhere_of_no_weight_of_another_job_or_over_explain_nothing(ca
     assert muted([alert("straggler"), cause], [], T0, TOPOLOGY) == {}
 
 
+@pytest.mark.parametrize("silences", [[], [silence(kind="link_errors")]])
+def test_errors_of_a_port_hide_no_crash_on_its_node(silences):
+    small, crash = alert("link_errors", "link", "a/mlx5_0", severity="warning"), alert("crash")
+    assert crash.id not in muted([small, crash], silences, T0, TOPOLOGY)
+
+
+@pytest.mark.parametrize(
+    ("cause", "effect"),
+    [
+        (alert("link_errors", "link", "a/mlx5_0"), alert("crash")),
+        (alert("link_flap", "link", "a/mlx5_0", severity="warning"), alert("hang")),
+        (alert("throttle", "gpu", "a/GPU-1"), alert("nan")),
+        (alert("straggler", severity="warning"), alert("slow_link", "group", "dp", evidence={"ranks": [3]})),
+    ],
+)
+def test_what_cannot_cause_an_alert_or_is_less_severe_does_not_mute_it(cause, effect):
+    assert muted([cause, effect], [], T0, TOPOLOGY) == {}
+
+
+@pytest.mark.parametrize("kind", ["nan", "link_errors", "log_anomaly"])
+def test_a_lost_node_and_a_switch_explain_every_kind_inside(kind):
+    inside = alert(kind) if kind != "link_errors" else alert(kind, "link", "a/mlx5_0")
+    for cause in (alert("node_lost", "node", "a"), alert("switch_fault", "link", "switch/sw")):
+        assert list(muted([inside, cause], [], T0, TOPOLOGY)) == [inside.id]
+
+
+def test_a_node_explains_the_same_kind_of_its_parts():
+    node, part = alert("straggler", "node", "a"), alert("straggler")
+    assert list(muted([node, part], [], T0, TOPOLOGY)) == [part.id]
+
+
+def test_a_silenced_cause_explains_nothing():
+    lost, crash = alert("node_lost", "node", "a"), alert("crash")
+    assert list(muted([lost, crash], [silence(kind="node_lost")], T0, TOPOLOGY)) == [lost.id]
+
+
+def test_an_inhibited_cause_leads_to_the_one_that_people_are_told_of():
+    switch, slow = alert("switch_fault", "link", "switch/sw"), alert("straggler")
+    group = alert("slow_link", "group", "dp:8", evidence={"ranks": [3, 7]})
+    assert set(muted([switch, slow, group], [], T0, TOPOLOGY)) == {slow.id, group.id}
+
+
 def test_an_alert_of_no_job_explains_those_of_any_job():
     cause = alert("gpu_fault", "node", "a", job="")
     assert alert("straggler").id in muted([alert("straggler"), cause], [], T0, TOPOLOGY)
