@@ -54,6 +54,8 @@ class AlertTracker:
             self._on_detector_loss(verdict, job, now_ns)
         elif isinstance(verdict, Healthy):
             self._on_detector_back(verdict.analyzer, job, now_ns)
+        else:  # it sees data, which decides nothing
+            self._blind.discard((job, verdict.analyzer))
 
     def age(self, now_ns: int) -> None:
         """Let time pass: resolve what is no longer seen, and forget what was resolved long ago."""
@@ -71,6 +73,8 @@ class AlertTracker:
         if before == alert:
             return
         self._alerts[alert.id] = alert
+        if alert.kind == "no_data" and not alert.active:  # such as one whose job is over
+            self._blind.discard((alert.job, alert.subject))
         noted = before is None or before.state != alert.state or bool(change)
         line = Change(ts_ns=now_ns, state=change or alert.state, actor=actor, note=note)
         self._store.save(alert, line if noted else None)

@@ -72,6 +72,24 @@ def test_an_alert_is_held_while_its_detector_is_blind_also_over_a_restart(tracke
     assert states(again)["straggler", "3"] == "no_data"
 
 
+def test_an_alert_ends_once_its_detector_sees_data_again_that_decides_nothing(tracker):
+    tracker.observe(finding("straggler"), "", T0)
+    tracker.observe(BLIND, "j", T0 + S)
+    tracker.observe(Inconclusive(analyzer="straggler", reason="too few steps"), "j", T0 + 50 * S)
+    tracker.age(T0 + 100 * S)
+    assert states(tracker)["straggler", "3"] == "resolved"
+
+
+def test_an_alert_ends_with_its_job_also_where_its_detector_was_blind(tracker):
+    tracker.observe(finding("straggler"), "", T0)
+    tracker.observe(BLIND, "j", T0 + 50 * S)
+    tracker.age(T0 + 149 * S)  # of a job that is over no detector says anything
+    assert states(tracker) == {("straggler", "3"): "no_data", ("no_data", "straggler"): "no_data"}
+    for after_s in (150, 151):
+        tracker.age(T0 + after_s * S)
+    assert states(tracker) == {("straggler", "3"): "resolved", ("no_data", "straggler"): "resolved"}
+
+
 def test_a_resolved_alert_is_forgotten_after_its_time(tracker, store):
     tracker.observe(finding(), "", T0)
     tracker.age(T0 + 100 * S)
