@@ -125,11 +125,11 @@ class HardwareSource:
         node = identity.node
         gpus, ports = GpuSampler(node=node), config.port_names
         choice = InterfaceChoice.of(ports, environ)
-        samplers = (gpus, RdmaSampler(node=node), NicSampler(node=node, choice=choice))
+        log_reader = KmsgReader(node=node)
+        samplers = (gpus, RdmaSampler(node=node), NicSampler(node=node, choice=choice), log_reader)
         traffic = TrafficWatch(node, listed=ports)
         unused = unused_ports(environ, (*ports, interface_of(identity.address)))
         health = MachineHealth(gpus.identities(), gpus.events(), environ, unused)
-        log_reader = KmsgReader(node=node)
         return cls(samplers, log_reader, period_s, gpus.inventory, gpus.count, traffic, health)
 
     @property

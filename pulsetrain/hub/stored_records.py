@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 
@@ -28,7 +28,9 @@ from pulsetrain.stream.queries.queryable import OneThread, Queryable
 from pulsetrain.stream.queries.storage import stored_step
 
 FORGET_NS = 120_000_000_000  # a job that was not asked about for so long has ended
+YOUNG_NS = 30_000_000_000  # for so long after the first look, rows of a new attempt may be on their way
 SMALL_RANKS = 1024  # up to so many, more threads cost a query more than they save
+ANALYZE = "analyze"  # says that there is no step at all
 RANK_ANALYZERS = frozenset({"straggler"})
 OF_RANKS = ("steps", "spans")
 """records that tell where the time of steps went"""
@@ -54,6 +56,8 @@ class _Held:
     """What is kept of one attempt between looks."""
 
     timings: RecentTimings
+    since_ns: int
+    """When it was first looked at."""
     transfers: RecentTransfers = field(default_factory=RecentTransfers)
     hardware: JobHardware = field(default_factory=JobHardware)
     reloads: int = 0
@@ -126,10 +130,9 @@ class StoreRecords:
         if of_steps:
             said |= self._look(self._attempt(job, attempt, now_ns), of_steps, now_ns)
         if "machines" in groups:
-            analyzers = self._analyzers["machines"]
-            said["machines"] = analyze(
-                self._cheapest(job), job, attempt=attempt, now_ns=now_ns, analyzers=analyzers
-            )
+            analyzers, held = self._analyzers["machines"], self._attempt(job, attempt, now_ns)
+            verdicts = analyze(self._cheapest(job), job, attempt=attempt, now_ns=now_ns, analyzers=analyzers)
+            said["machines"] = [_patient(verdict, held, now_ns) for verdict in verdicts]
         return said
 
     def newest_step(self, job: str, attempt: int) -> int:
@@ -152,7 +155,7 @@ class StoreRecords:
         held = self._held.get(job)
         if held is None or held.timings.attempt != attempt:
             recent = RecentTimings(job, attempt, window=DEFAULT_WINDOW_STEPS)
-            held = self._held[job] = _Held(timings=recent)
+            held = self._held[job] = _Held(timings=recent, since_ns=now_ns)
         held.looked_ns = now_ns
         return held
 
@@ -170,7 +173,8 @@ class StoreRecords:
         held.versions = versions
         timings = held.timings.look(store, now_ns)
         if timings is None:
-            nothing = Inconclusive(analyzer="analyze", reason="no step on record yet", blind=True)
+            blind = Inconclusive(analyzer=ANALYZE, reason="no step on record yet", blind=True)
+            nothing = _patient(blind, held, now_ns)
             return {group: [nothing] if group == "ranks" else [] for group in groups}
         held.version += held.timings.changed
         if held.reloads != held.timings.reloads:
@@ -198,6 +202,12 @@ class StoreRecords:
         for job, held in list(self._held.items()):
             if now_ns - held.looked_ns > FORGET_NS:
                 del self._held[job]
+
+
+def _patient(verdict: Verdict, held: _Held, now_ns: int) -> Verdict:
+    """The verdict. That no step is on record is no blindness yet where the attempt is young."""
+    waits = isinstance(verdict, Inconclusive) and verdict.analyzer == ANALYZE and verdict.blind
+    return replace(verdict, blind=False) if waits and now_ns - held.since_ns < YOUNG_NS else verdict
 
 
 def group_of(analyzer: str) -> Group:

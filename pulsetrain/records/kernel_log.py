@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+READABLE = "kernel_log_readable"
+"""metric of a node whose agent reads the kernel's log, also while the log is quiet"""
 SEVERITIES = ("critical", "critical", "critical", "error", "warning", "info", "info", "debug")
 
 _RAW = re.compile(r"(\d+),(\d+),(\d+),[^;]*;(.*)", re.DOTALL)

@@ -3,8 +3,10 @@
 import pyarrow as pa
 
 from pulsetrain.analytics.analyze import MACHINE_ANALYZERS, STEP_ANALYZERS
+from pulsetrain.analytics.incidents.alert_state import AlertConfig
+from pulsetrain.analytics.incidents.alerts import AlertBook
 from pulsetrain.analytics.verdict import Inconclusive
-from pulsetrain.hub.stored_records import StoreRecords
+from pulsetrain.hub.stored_records import YOUNG_NS, StoreRecords
 from tests.analytics.fleet import fleet
 from tests.analytics.slowness.test_recent_timings import GrowingStore, whole_steps
 
@@ -33,10 +35,23 @@ def test_a_store_without_steps_is_blind_and_does_not_raise():
     records = StoreRecords(Store())
     said = records.look("j", 0, 0, ("ranks", "steps"))
     assert said["steps"] == []
-    for (verdict,) in (said["ranks"], records.look("j", 0, 0, ("machines",))["machines"]):
+    said = {group: records.look("j", 0, YOUNG_NS, (group,))[group] for group in ("ranks", "machines")}
+    for (verdict,) in said.values():
         assert isinstance(verdict, Inconclusive)
         assert verdict.blind
     assert records.newest_step("j", 0) == -1
+
+
+def test_nobody_is_told_that_a_new_attempt_has_no_rows_yet(tmp_path):
+    records, book = StoreRecords(Store()), AlertBook(tmp_path / "a.db", AlertConfig(channels=("pager",)))
+    for attempt, began in ((0, 0), (1, 1000)):
+        for second in range(began, began + 25, 5):
+            for group in ("ranks", "machines"):
+                now_ns = second * 10**9
+                book.observe(records.look("j", attempt, now_ns, (group,))[group], now_ns, job="j")
+                assert book.tick(now_ns) == []
+    assert book.list() == []
+    book.close()
 
 
 def test_each_analyzer_is_of_one_group():

@@ -13,7 +13,7 @@ from pulsetrain.analytics.machines import clock_drop, gpu_health, hardware, logs
 from pulsetrain.analytics.machines import rule_matches as rules
 from pulsetrain.analytics.machines.job_hardware import JobHardware
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
-from pulsetrain.records.kernel_log import KernelLine
+from pulsetrain.records.kernel_log import READABLE, KernelLine
 from pulsetrain.stream.queries import machines
 from pulsetrain.stream.queries.queryable import AttemptSteps, Queryable
 
@@ -89,14 +89,19 @@ def _clocks(source: MachineSource, table: pa.Table) -> pa.Table:
 
 
 def kernel(source: MachineSource) -> list[Verdict]:
-    """`hardware.read` over the kernel log of each of the attempt's nodes."""
+    """`hardware.read` over the kernel log of each of the attempt's nodes.
+
+    No line is healthy where an agent says that it reads the log, and blind where none does.
+    """
     table = machines.kernel_log(source.store, source.during)
     by_node: dict[str, list[KernelLine]] = {}
     for row in table.to_pylist():
         line = KernelLine(message=row["message"], ts_ns=row["ts_ns"], wall=True)
         by_node.setdefault(row["node"], []).append(line)
     if not by_node:
-        return hardware.read([])
+        quiet = machines.nodes_with_metric(source.store, source.during, READABLE)
+        numbers = {"nodes": quiet, "lines": 0}
+        return [Healthy(analyzer=hardware.NAME, numbers=numbers)] if quiet else hardware.read([])
     uuids = JobHardware.read(source.store, source.steps).uuids
     verdicts: list[Verdict] = list(_kernel_findings(by_node, source.steps.job, uuids))
     seen = {"nodes": len(by_node), "lines": table.num_rows}

@@ -10,8 +10,9 @@ import errno
 import os
 from pathlib import Path
 
+from pulsetrain.collectors.machine.samples import metrics
 from pulsetrain.records.columns import Columns
-from pulsetrain.records.kernel_log import KernelLine, parse
+from pulsetrain.records.kernel_log import READABLE, KernelLine, parse
 
 RECORD_BYTES = 8192  # the kernel refuses reads with a smaller buffer than a record
 MOST_RECORDS = 2000  # of one poll, so that a storm cannot hold the agent
@@ -65,6 +66,10 @@ class KmsgReader:
             "rule": "",
         }
         return Columns.from_values("logs", len(lines), columns)
+
+    def sample(self, now_ns: int) -> Columns:
+        """Return a batch of `metrics` that says whether the log can be read: a quiet log has no lines."""
+        return metrics(self._node, [("", READABLE, float(not self.blind))], now_ns)
 
     def close(self) -> None:
         """Close the device."""

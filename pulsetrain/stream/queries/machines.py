@@ -77,6 +77,18 @@ def metrics_named(store: Queryable, during: AttemptTime, names: Sequence[str]) -
     )
 
 
+def nodes_with_metric(store: Queryable, during: AttemptTime, name: str) -> int:
+    """On how many of the attempt's nodes a metric was above 0."""
+    table = store.query(
+        f"""
+        SELECT uniqExact(node) AS nodes FROM metrics
+        WHERE name = {{name:String}} AND value > 0 AND {_DURING} AND node IN {_NODES}
+        """,
+        {**during.params, "name": name},
+    )
+    return sum(int(row["nodes"]) for row in table.to_pylist())
+
+
 def changing_metrics(
     store: Queryable, during: AttemptTime, prefixes: Sequence[str], *, most_rows: int = 2_000_000
 ) -> pa.Table:

@@ -10,13 +10,15 @@ import pytest
 from pyarrow import csv
 
 from pulsetrain.analytics.analyze import analyze
+from pulsetrain.analytics.machines.analyzers import MachineSource, kernel
 from pulsetrain.analytics.machines.rule_matches import first_errors
-from pulsetrain.analytics.verdict import Failed, Inconclusive, findings
+from pulsetrain.analytics.verdict import Failed, Healthy, Inconclusive, findings
 from pulsetrain.collectors.machine.rdma import RdmaSampler
 from pulsetrain.records.arrow import arrow_schema, to_table
-from pulsetrain.records.kernel_log import parse_all
+from pulsetrain.records.kernel_log import READABLE, parse_all
 from pulsetrain.records.schema import RECORDS
 from pulsetrain.stream.queries import machines
+from pulsetrain.stream.queries.queryable import AttemptSteps
 from pulsetrain.stream.store.clickhouse import open_store
 from tests.repository import DATA
 
@@ -102,6 +104,17 @@ def test_a_port_that_is_down_stays_down_when_the_steps_that_saw_it_up_are_no_lon
     found = [f for f in findings(analyze(store, "long", now_ns=T0 + 800 * S)) if f.kind == "port_down"]
     assert [f.subject for f in found] == ["n0/eth0"]
     assert found[0].evidence["down_s"] > 700
+
+
+@pytest.mark.parametrize(("readable", "state"), [(1.0, Healthy), (0.0, Inconclusive)])
+def test_a_quiet_kernel_log_is_healthy_where_an_agent_reads_it(store, readable, state):
+    job = f"quiet{readable}"
+    rows = [{**row, "node": job} for row in steps(job, np.ones((2, 20)))]
+    insert(store, "steps", rows)
+    insert(store, "metrics", [{"node": job, "name": READABLE, "ts": T0 + 5 * S, "value": readable}])
+    step_range = AttemptSteps(job=job, attempt=0, first=0, last=19)
+    (verdict,) = kernel(MachineSource(store=store, steps=step_range, now_ns=T0 + 100 * S))
+    assert isinstance(verdict, state)
 
 
 @recorded

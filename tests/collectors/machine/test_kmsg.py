@@ -6,7 +6,9 @@ import os
 
 import pytest
 
+from pulsetrain.agent.sources import HardwareSource
 from pulsetrain.collectors.machine.kmsg import KmsgReader, boot_time_ns
+from pulsetrain.records.kernel_log import READABLE
 
 
 def test_records_become_rows_of_logs(tmp_path):
@@ -37,6 +39,16 @@ def test_a_device_that_cannot_be_opened_is_blind_and_silent(tmp_path):
     reader = KmsgReader(tmp_path / "none")
     assert "No such file" in reader.blind
     assert reader.poll() is None
+
+
+def test_a_quiet_log_says_that_it_can_be_read(tmp_path):
+    (tmp_path / "kmsg").touch()
+    reader = KmsgReader(tmp_path / "kmsg", node="n1")
+    source = HardwareSource((reader,), reader, 1.0)
+    source.sample()
+    ((row,),) = (batch.to_rows() for batch in source.take(0))
+    assert (row["node"], row["name"], row["value"]) == ("n1", READABLE, 1.0)
+    reader.close()
 
 
 def test_boot_time_comes_from_proc_stat(tmp_path):
