@@ -10,6 +10,8 @@ from pulsetrain.analytics.incidents.alert_store import AlertStore, Change
 from pulsetrain.analytics.verdict import Failed, Finding, Healthy, Inconclusive, Verdict
 from pulsetrain.core.errors import UsageError
 
+STEP_NS = 30 * state.SECOND_NS  # a call may tell an older time than the one before, but not by so much
+
 
 class AlertTracker:
     """Alerts by id. A change must happen inside a transaction of the store."""
@@ -20,6 +22,9 @@ class AlertTracker:
         # Detectors that see nothing: (job, analyzer).
         self._blind = {(a.job, a.subject) for a in self.all() if a.kind == "no_data" and a.active}
         self.now_ns = max((a.last_seen_ns for a in self.all()), default=0)
+        self.wall_ns = self.now_ns
+        """What the clock told last. It may step back."""
+        self._ahead_ns = 0
 
     def all(self) -> Collection[Alert]:
         """Return every alert, resolved ones too."""
@@ -30,8 +35,17 @@ class AlertTracker:
         return self._alerts.get(name)
 
     def forward(self, now_ns: int) -> int:
-        """Return the time. It stands still where the clock steps back, also over a restart."""
-        self.now_ns = max(self.now_ns, now_ns)
+        """Return the time by which alerts live, from what the clock tells. It never steps back.
+
+        Where the clock steps back, also over a restart, the time goes on from where it was. It is ahead of
+        the clock until the clock has caught up with it.
+        """
+        self.wall_ns = now_ns
+        if now_ns >= self.now_ns:
+            self._ahead_ns = 0
+        elif now_ns + self._ahead_ns < self.now_ns - STEP_NS:
+            self._ahead_ns = self.now_ns - now_ns
+        self.now_ns = max(self.now_ns, now_ns + self._ahead_ns)
         return self.now_ns
 
     def find(self, prefix: str) -> Alert:

@@ -62,7 +62,8 @@ class AlertBook:
         with self._lock, self._store.transaction():
             now_ns = self._tracker.forward(now_ns)
             self._tracker.age(now_ns)
-            for batch in batches(self._tracker.all(), self._muted(now_ns), now_ns, self.config):
+            muted = self._muted(self._tracker.wall_ns)
+            for batch in batches(self._tracker.all(), muted, now_ns, self.config):
                 for channel in self.config.channels:
                     self._store.enqueue(channel, batch)
                 for alert in batch.alerts:
@@ -100,6 +101,7 @@ class AlertBook:
             if found is None:
                 return
             channel, attempts = found
+            now_ns = self._tracker.forward(now_ns)
             self._store.postpone(notification, self._retry_ns(attempts, now_ns))
             if away:
                 self._store.pause(channel, self._retry_ns(self._store.failures(channel), now_ns))
@@ -116,7 +118,7 @@ class AlertBook:
         `UsageError` for an alert that is resolved, and for a beginning that several alerts share.
         """
         with self._lock, self._store.transaction():
-            now_ns = self._tracker.forward(now_ns or 0)
+            now_ns = self._tracker.now_ns if now_ns is None else self._tracker.forward(now_ns)
             known = self._tracker.find(alert)
             if not known.active:
                 allowed = ", ".join(sorted(state.ACTIVE))
@@ -134,6 +136,7 @@ class AlertBook:
     def resolve(self, alert: str, actor: str, now_ns: int) -> None:
         """Note that somebody says an alert is over. Raises as `acknowledge`, but not for a resolved alert."""
         with self._lock, self._store.transaction():
+            now_ns = self._tracker.forward(now_ns)
             known = self._tracker.find(alert)
             self._tracker.update(state.resolved(known, now_ns), now_ns, "resolved", actor)
 
@@ -183,7 +186,7 @@ class AlertBook:
     def list(self, now_ns: int | None = None) -> Sequence[AlertRow]:
         """Return every alert, active ones first, then newest first. Resolved ones stay for `history_s`."""
         with self._lock:
-            reasons = self._muted(max(self._tracker.now_ns, now_ns or 0))
+            reasons = self._muted(self._tracker.wall_ns if now_ns is None else now_ns)
             alerts = sorted(self._tracker.all(), key=lambda a: (not a.active, -a.since_ns, a.id))
             return [a.row(reasons.get(a.id, "")) for a in alerts]
 
@@ -192,5 +195,6 @@ class AlertBook:
         with self._lock:
             return self._tracker.is_active(finding)
 
-    def _muted(self, now_ns: int) -> Mapping[str, str]:
-        return muting.muted(self._tracker.all(), self._silences.values(), now_ns, self.topology)
+    def _muted(self, wall_ns: int) -> Mapping[str, str]:
+        """What is muted when the clock tells `wall_ns`: people end their silences by the clock."""
+        return muting.muted(self._tracker.all(), self._silences.values(), wall_ns, self.topology)

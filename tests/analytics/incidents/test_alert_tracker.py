@@ -100,11 +100,19 @@ def test_a_resolved_alert_is_forgotten_after_its_time(tracker, store):
     assert store.alerts() == {}
 
 
-def test_time_stands_still_where_the_clock_steps_back_also_over_a_restart(tracker, store):
+def test_time_goes_on_where_the_clock_steps_back_also_over_a_restart(tracker, store):
     assert tracker.forward(T0) == T0
     tracker.observe(finding(), "", T0)
-    assert tracker.forward(T0 - S) == T0
-    assert AlertTracker(store, AlertConfig()).forward(0) == T0
+    for opened in (tracker, AlertTracker(store, AlertConfig())):
+        assert [opened.forward(T0 + s * S) for s in (-100, -97)] == [T0, T0 + 3 * S]
+    assert tracker.forward(T0 + 60 * S) == T0 + 60 * S  # the clock is right again
+    assert tracker.forward(T0 + 61 * S) == T0 + 61 * S
+
+
+def test_calls_that_tell_a_slightly_older_time_do_not_hurry_the_time(tracker):
+    for second in range(100):
+        assert tracker.forward(T0 + second * S) == T0 + second * S
+        assert tracker.forward(T0 + (second - 1) * S) == T0 + second * S
 
 
 def test_an_alert_is_found_by_the_beginning_of_its_id(tracker):

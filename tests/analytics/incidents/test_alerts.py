@@ -257,6 +257,40 @@ def test_a_clock_that_steps_back_resolves_and_repeats_nothing(book):
     assert states(book) == {("hang", "3"): "firing"}
 
 
+HOURS = 8 * 3600 * S
+
+
+def test_what_begins_after_a_step_back_of_the_clock_is_sent_at_once(book):
+    book.tick(T0 + HOURS)
+    book.observe([finding()], T0)
+    assert [a["subject"] for n in deliver(book, T0 + 5 * S) for a in n.alerts] == ["3"]
+
+
+def test_an_alert_that_ends_after_a_step_back_of_the_clock_ends_in_time(book):
+    book.observe([finding()], T0 + HOURS)
+    deliver(book, T0 + HOURS + 2 * S)
+    for second in (0, 301):
+        assert deliver(book, T0 + second * S) == []
+    assert [n.status for n in deliver(book, T0 + 303 * S)] == ["resolved"]
+
+
+def test_a_silence_holds_after_a_step_back_of_the_clock(book):
+    book.tick(T0 + HOURS)
+    book.silence({"kind": "hang"}, actor="a", comment="", now_ns=T0, expires_ns=T0 + 100 * S)
+    book.observe([finding()], T0 + S)
+    assert deliver(book, T0 + 5 * S) == []
+    assert len(deliver(book, T0 + 100 * S)) == 1
+
+
+def test_a_failed_delivery_waits_after_a_step_back_of_the_clock(book):
+    book.tick(T0 + HOURS)
+    book.observe([finding()], T0)
+    (sent,) = book.tick(T0 + 2 * S)
+    book.failed(sent.id, T0 + 2 * S)
+    assert book.tick(T0 + 6 * S) == []
+    assert len(book.tick(T0 + 7 * S)) == 1
+
+
 class Life(RuleBasedStateMachine):
     """Any order of reports, silences, acknowledgements, time and restarts keeps the promises."""
 
