@@ -11,7 +11,7 @@ Nothing here reads a clock or touches a disk. Times are UTC nanoseconds.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Literal, TypedDict
@@ -94,7 +94,10 @@ class AlertSubject(TypedDict):
 
 
 class AlertRow(AlertSubject):
-    """An alert as the hub's API and notifications show it. `resolved_ns` is None while it is active."""
+    """An alert as the hub's API and notifications show it. `resolved_ns` is None while it is active.
+
+    `earlier_severities` are those that people were told of before this one.
+    """
 
     id: str
     state: State
@@ -108,6 +111,7 @@ class AlertRow(AlertSubject):
     acknowledged_by: str
     note: str
     muted: str
+    earlier_severities: Sequence[Severity]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +119,9 @@ class Alert:
     """One problem of one subject, however often it was reported.
 
     `count` is how often it came or came back. `finding_ns` is the time of the newest finding. `notified` is
-    what people were told last: nothing, that it fires, or that it is resolved. `acknowledged_severity` is
-    what it had when somebody acknowledged it.
+    what people were told last: nothing, that it fires, or that it is resolved. `told_severities` are those
+    with which they were told that it fires, until they are told of its end. `acknowledged_severity` is what
+    it had when somebody acknowledged it.
     """
 
     id: str
@@ -141,6 +146,7 @@ class Alert:
     notified: Literal["", "firing", "resolved"] = ""
     notified_ns: int = 0
     notified_severity: str = ""
+    told_severities: Sequence[Severity] = field(default_factory=list)
     evidence: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -166,6 +172,7 @@ class Alert:
             "acknowledged_by": self.acknowledged_by,
             "note": self.note,
             "muted": muted,
+            "earlier_severities": [s for s in self.told_severities if s != self.severity],
         }
 
 
@@ -198,7 +205,11 @@ def after_finding(alert: Alert | None, finding: Finding, now_ns: int, config: Al
     if not alert.active:
         if finding.ts_ns <= alert.finding_ns:
             return alert
-        return replace(_begin(finding, now_ns, config, count=alert.count + 1), notified_ns=alert.notified_ns)
+        return replace(
+            _begin(finding, now_ns, config, count=alert.count + 1),
+            notified_ns=alert.notified_ns,
+            told_severities=alert.told_severities,
+        )
     fresh = finding.ts_ns > alert.finding_ns
     worse = SEVERITY_ORDER[finding.severity] > SEVERITY_ORDER[alert.severity]
     back = alert.state in ("no_data", "error")
@@ -257,6 +268,7 @@ def after_detector_loss(verdict: Inconclusive | Failed, job: str, alert: Alert |
         last_seen_ns=now_ns,
         changed_ns=now_ns,
         count=1 if alert is None else alert.count + 1,
+        told_severities=[] if alert is None else alert.told_severities,
     )
 
 

@@ -91,9 +91,12 @@ def _must_repeat(alert: Alert, now_ns: int, config: AlertConfig) -> bool:
 
 def notified(alert: Alert, now_ns: int) -> Alert:
     """Return the alert after it was put into a notification."""
+    over = alert.state == "resolved"
+    told = [s for s in alert.told_severities if s != alert.severity]
     return replace(
         alert,
-        notified="resolved" if alert.state == "resolved" else "firing",
+        notified="resolved" if over else "firing",
+        told_severities=[] if over else [*told, alert.severity],
         notified_ns=now_ns,
         notified_severity=alert.severity,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import smtplib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.message import EmailMessage
@@ -233,7 +233,7 @@ class Alertmanager(_HttpChannel):
     """Posts to the v2 API of Alertmanager, which has groups, silences and routes of its own.
 
     Alertmanager ends an alert that is not posted again. So a firing alert gets an end beyond our repeat
-    interval.
+    interval. To Alertmanager the same alert with another severity is another alert, so that one is ended.
     """
 
     ENDS_AFTER_S = 24 * 3600
@@ -242,12 +242,20 @@ class Alertmanager(_HttpChannel):
         now = datetime.now(UTC)
         self._post(
             f"{self._config.url.rstrip('/')}/api/v2/alerts",
-            [self._alert(a, now) for a in notification.alerts],
+            [posted for alert in notification.alerts for posted in self._alerts(alert, now.timestamp())],
         )
 
-    def _alert(self, alert: AlertRow, now: datetime) -> dict[str, object]:
-        seconds, resolved_ns = now.timestamp(), alert["resolved_ns"]
-        ends = seconds + self.ENDS_AFTER_S if resolved_ns is None else min(resolved_ns / 1e9, seconds)
+    def _alerts(self, alert: AlertRow, now_s: float) -> Iterator[JsonObject]:
+        """The alert as it is, and the ends of those of its earlier severities."""
+        resolved_ns = alert["resolved_ns"]
+        over_s = now_s if resolved_ns is None else min(resolved_ns / 1e9, now_s)
+        yield self._alert(
+            alert, alert["severity"], now_s + self.ENDS_AFTER_S if resolved_ns is None else over_s
+        )
+        for severity in alert.get("earlier_severities", ()):  # an older hub may have queued it without
+            yield self._alert(alert, severity, over_s)
+
+    def _alert(self, alert: AlertRow, severity: str, ends_s: float) -> JsonObject:
         return {
             "labels": {
                 "alertname": f"pulsetrain_{alert['kind']}",
@@ -255,12 +263,12 @@ class Alertmanager(_HttpChannel):
                 "kind": alert["kind"],
                 "subject_type": alert["subject_type"],
                 "subject": alert["subject"],
-                "severity": alert["severity"],
+                "severity": severity,
                 "fingerprint": alert["id"],
             },
             "annotations": {"summary": alert["summary"], "note": alert["note"]},
-            "startsAt": _rfc3339(alert["since_ns"] / 1e9),
-            "endsAt": _rfc3339(ends),
+            "startsAt": _rfc3339(min(alert["since_ns"] / 1e9, ends_s)),  # it refuses an end before the start
+            "endsAt": _rfc3339(ends_s),
             "generatorURL": self._config.dashboard,
         }
 

@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from itertools import pairwise
 from shutil import which
 
@@ -329,6 +330,60 @@ def test_a_channel_that_is_dead_for_weeks_holds_nobody_up(tmp_path):
     alerts.observe([finding(kind="crash", at=at)], at)
     assert deliver(alerts, known, at + 2 * S) >= 1
     assert any(notification.group[1] == "crash" for notification in alive.taken)
+
+
+def posted_ends(posted):
+    """When each set of labels ends, as Alertmanager was told last, by severity."""
+    return {a["labels"]["severity"]: a["endsAt"] for _, _, alerts in posted for a in alerts}
+
+
+def soon():
+    """A second from now, in the form that Alertmanager is told."""
+    return datetime.fromtimestamp(time.time() + 1, UTC).isoformat()
+
+
+@pytest.mark.parametrize("severities", [("warning", "critical"), ("info", "warning", "critical")])
+def test_alertmanager_is_told_the_end_of_every_severity(tmp_path, severities):
+    with server() as (url, posted, _):
+        known = channels({"am": {"kind": "alertmanager", "url": url}})
+        alerts = book(tmp_path, "am")
+        for turn, severity in enumerate(severities):
+            at = T0 + 70 * turn * S
+            alerts.observe([finding(at=at, severity=severity)], at)
+            deliver(alerts, known, at + 2 * S)
+            active = {s for s, ends in posted_ends(posted).items() if ends > soon()}
+            assert active == {severity}
+        for second in (500, 502):
+            deliver(alerts, known, T0 + second * S)
+    ends = posted_ends(posted)
+    assert set(ends) == set(severities)
+    assert max(ends.values()) < soon()
+
+
+def test_alertmanager_is_told_the_end_of_an_alert_that_is_back_milder_before_its_end_was_sent(tmp_path):
+    with server() as (url, posted, _):
+        known = channels({"am": {"kind": "alertmanager", "url": url}})
+        alerts = book(tmp_path, "am")
+        alerts.observe([finding()], T0)
+        deliver(alerts, known, T0 + 2 * S)
+        alerts.resolve(alerts.list()[0]["id"], "ann", T0 + 3 * S)
+        alerts.observe([finding(at=T0 + 5 * S, severity="warning")], T0 + 5 * S)
+        deliver(alerts, known, T0 + 70 * S)
+    ends = posted_ends(posted)
+    assert ends["critical"] < soon() < ends["warning"]
+
+
+def test_alertmanager_is_given_no_end_before_the_start(tmp_path):
+    ahead = time.time_ns() + 3600 * S  # the hub's clock stepped back
+    with server() as (url, posted, _):
+        known = channels({"am": {"kind": "alertmanager", "url": url}})
+        alerts = book(tmp_path, "am")
+        alerts.observe([finding(at=ahead)], ahead)
+        deliver(alerts, known, ahead + 2 * S)
+        alerts.resolve(alerts.list()[0]["id"], "ann", ahead + 70 * S)
+        deliver(alerts, known, ahead + 72 * S)
+    assert len(posted) == 2
+    assert all(a["startsAt"] <= a["endsAt"] for _, _, told in posted for a in told)
 
 
 @pytest.mark.parametrize(
