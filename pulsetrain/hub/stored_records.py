@@ -206,8 +206,10 @@ class StoreRecords:
 
 def _patient(verdict: Verdict, held: _Held, now_ns: int) -> Verdict:
     """The verdict. That no step is on record is no blindness yet where the attempt is young."""
-    waits = isinstance(verdict, Inconclusive) and verdict.analyzer == ANALYZE and verdict.blind
-    return replace(verdict, blind=False) if waits and now_ns - held.since_ns < YOUNG_NS else verdict
+    young = now_ns - held.since_ns < YOUNG_NS
+    if young and isinstance(verdict, Inconclusive) and verdict.analyzer == ANALYZE:
+        return replace(verdict, blind=False)
+    return verdict
 
 
 def group_of(analyzer: str) -> Group:
