@@ -24,6 +24,7 @@ from pulsetrain.agent.processes.zygote import ZygoteHolder
 from pulsetrain.agent.recorder import Recorder, RecorderPeriods
 from pulsetrain.agent.shared_ticks import SharedTicks
 from pulsetrain.agent.sources import CheckpointSource, HardwareSource, HostSource, TeeSink
+from pulsetrain.agent.spool_writer import SpoolWriter
 from pulsetrain.agent.squash_events import SquashEvents
 from pulsetrain.agent.supervise import Agent
 from pulsetrain.checkpoint.service import CheckpointService
@@ -105,6 +106,7 @@ def assemble(setup: AgentSetup, zygotes: ZygoteHolder) -> Iterator[Agent]:
             heartbeat_s=config.heartbeat_s,
             say=setup.say,
             loops=lambda: (
+                spool.loop,
                 shipper.loop,
                 *checkpoints.loops,
                 *recorder.loops,
@@ -159,16 +161,18 @@ def log_rules(config: AgentConfig) -> tuple[site_rules.SiteRule, ...]:
     return site_rules.read(Path(config.log_rules).expanduser()) if config.log_rules else ()
 
 
-def _start_shipping(setup: AgentSetup, stack: contextlib.ExitStack) -> tuple[Spool, Shipper]:
-    """The spool, and a thread that empties it. At a good end the thread goes on for `flush_s`."""
+def _start_shipping(setup: AgentSetup, stack: contextlib.ExitStack) -> tuple[SpoolWriter, Shipper]:
+    """What fills the spool, and what empties it. The latter goes on for `flush_s` at a good end."""
     transport, encode = _transport(setup)
     config = SpoolConfig(max_bytes=setup.config.spool_bytes)
     spool = Spool(setup.folder / "spool", node=setup.identity.node, config=config, encode=encode)
-    stack.callback(spool.close)
+    writer = SpoolWriter(spool)
+    stack.callback(writer.close)
+    writer.start()
     shipper = Shipper(spool, transport)
     shipper.start()
     stack.push(lambda failed, *_: shipper.stop(drain_s=0.0 if failed else setup.config.flush_s))
-    return spool, shipper
+    return writer, shipper
 
 
 def _transport(setup: AgentSetup) -> tuple[Transport, Encoder]:

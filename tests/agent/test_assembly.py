@@ -20,6 +20,7 @@ from tests.agent.fakenode import FakeZygotes
 LOOPS = {
     "supervise",
     "hub_link",
+    "spool_writer",
     "shipper",
     "replicate",
     "accept_peers",
