@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +19,8 @@ log = structlog.get_logger()
 
 _FETCH_BYTES = 8 << 20
 """What one response of a broker holds, about a million span rows. A larger message comes alone."""
+_COMMIT_MS = 10_000
+"""One try. Kubernetes kills what has not ended 30 s after SIGTERM."""
 _OUT_OF_THE_GROUP = (errors.CommitFailedError, errors.RebalanceInProgressError)
 
 
@@ -31,10 +33,13 @@ class Rebalance:
 
 
 class GroupConsumer:
-    """One member of a consumer group over the topics of all records. Nothing is committed by itself."""
+    """One member of a consumer group over the topics of all records. Nothing is committed by itself.
 
-    def __init__(self, kafka: KafkaConfig, config: IngestConfig) -> None:
-        self._retry_s = config.retry_s
+    Once `stop` is set, brokers that are away are no longer waited for.
+    """
+
+    def __init__(self, kafka: KafkaConfig, config: IngestConfig, stop: threading.Event) -> None:
+        self._retry_s, self._stop = config.retry_s, stop
         self._revoked: set[TopicPartition] = set()
         self._assigned: set[TopicPartition] = set()
         self._changed = False
@@ -90,21 +95,23 @@ class GroupConsumer:
     def commit(self, done: Mapping[TopicPartition, int], announced: Sequence[OffsetRange]) -> bool:
         """Commit up to where partitions are done, and which ranges are inserted next.
 
-        Waits for a broker that is away. False where the group has given this member up: then nothing that it
-        fetched may be stored, and it begins again from what is committed.
+        Waits for a broker that is away, but raises its error once it is to stop. False where the group has
+        given this member up: then nothing that it fetched may be stored, and it begins again from what is
+        committed.
         """
         offsets = {p: OffsetAndMetadata(end, "", -1) for p, end in done.items()}
         offsets |= {r.partition: OffsetAndMetadata(r.start, r.announcement, -1) for r in announced}
         while offsets:
             try:
-                self._consumer.commit(offsets, timeout_ms=30_000)
+                self._consumer.commit(offsets, timeout_ms=_COMMIT_MS)
             except _OUT_OF_THE_GROUP as error:
                 log.warning("out_of_the_group", error=str(error))
                 self._rewind()
                 return False
             except errors.RetriableError as error:
                 log.warning("commit_failed", error=str(error))
-                time.sleep(self._retry_s)
+                if self._stop.wait(self._retry_s):
+                    raise
             else:
                 break
         return True

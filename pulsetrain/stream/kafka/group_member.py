@@ -9,7 +9,7 @@ from functools import partial
 import structlog
 
 from pulsetrain.core.clock import Clock
-from pulsetrain.core.errors import Unavailable
+from pulsetrain.core.errors import PulsetrainError, Unavailable
 from pulsetrain.core.supervisor import LoopMonitor, LoopStatus
 from pulsetrain.stream.ingest_metrics import IngestMetrics
 from pulsetrain.stream.kafka.client import KafkaConfig
@@ -52,11 +52,16 @@ class GroupMember:
         return self._monitor.status()
 
     def run(self, survived: type[Exception] = Unavailable) -> None:
-        """Take messages until stopped. Errors of type `survived` lead to a new start, others are raised."""
+        """Take messages until stopped. Errors of type `survived` lead to a new start, others are raised.
+
+        Once it is stopped, brokers or a store that are away are no error: the next owner goes on.
+        """
         while not self._stopped.is_set():
             try:
                 self._ingest.run(self._looked)
-            except survived as error:
+            except (survived, PulsetrainError) as error:
+                if not isinstance(error, survived) and not self._stopped.is_set():
+                    raise
                 self._monitor.failed(error)
                 self._restart(survived)
 

@@ -86,7 +86,7 @@ class Ingest:
         refuse_credentials(kafka)
         create_topics(kafka)
         with one_line_errors(kafka):
-            self._consumer = GroupConsumer(kafka, self._config)
+            self._consumer = GroupConsumer(kafka, self._config, self._stop)
 
     def stop(self) -> None:
         """Store what is gathered and end."""
@@ -156,7 +156,7 @@ class Ingest:
         for partition in change.assigned:
             end = self._consumer.announced_end(partition)
             self._buffers[partition] = PartitionBuffer(repeat_until=end)
-        self._writer.load()
+        self._retry(self._writer.load)
         log.info("partitions_assigned", partitions=len(change.assigned))
 
     def _put_back(self) -> None:
@@ -219,7 +219,7 @@ class Ingest:
             try:
                 act()
             except PulsetrainError as error:
-                log.warning("insert_failed", error=str(error))
+                log.warning("store_failed", error=str(error))
                 if self._stop.wait(self._config.retry_s):
                     raise
             else:

@@ -114,7 +114,7 @@ def make_ingest(monkeypatch, topic, store, *, config=None):
         module = "pulsetrain.stream.kafka.ingest"
         patch.setattr(f"{module}.refuse_credentials", lambda kafka: None)
         patch.setattr(f"{module}.create_topics", lambda kafka: None)
-        patch.setattr(f"{module}.GroupConsumer", lambda kafka, config: consumer)
+        patch.setattr(f"{module}.GroupConsumer", lambda kafka, config, stop: consumer)
         patch.setattr(f"{module}.DeadLetters", lambda kafka, metrics: box)
         ingest = Ingest(KAFKA, store, clock, config or IngestConfig(linger_s=0.001, retry_s=0.001))
     return SimpleNamespace(ingest=ingest, consumer=consumer, dead_letters=box, clock=clock)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -68,7 +69,8 @@ class Client:
 @pytest.fixture
 def made(monkeypatch):
     monkeypatch.setattr(group_consumer, "KafkaConsumer", Client)
-    consumer = GroupConsumer(KafkaConfig(prefix="p."), IngestConfig(group="g", member="m", retry_s=0.0))
+    config = IngestConfig(group="g", member="m", retry_s=0.0)
+    consumer = GroupConsumer(KafkaConfig(prefix="p."), config, threading.Event())
     return consumer, consumer._consumer
 
 
@@ -81,7 +83,7 @@ def test_it_reads_the_topics_of_all_records_and_never_commits_by_itself(made):
 
 def test_a_member_without_a_name_is_a_new_one_at_each_start(monkeypatch):
     monkeypatch.setattr(group_consumer, "KafkaConsumer", Client)
-    consumer = GroupConsumer(KafkaConfig(), IngestConfig())
+    consumer = GroupConsumer(KafkaConfig(), IngestConfig(), threading.Event())
     assert "group_instance_id" not in consumer._consumer.options
 
 
@@ -121,6 +123,16 @@ def test_a_broker_that_is_away_is_waited_for(made):
     client.failures = [errors.KafkaTimeoutError(), errors.KafkaConnectionError()]
     assert consumer.commit({ONE: 5}, [])
     assert len(client.commits) == 1
+
+
+def test_a_member_that_is_to_stop_waits_for_no_broker(monkeypatch):
+    monkeypatch.setattr(group_consumer, "KafkaConsumer", Client)
+    stop = threading.Event()
+    consumer = GroupConsumer(KafkaConfig(), IngestConfig(retry_s=60.0), stop)
+    consumer._consumer.failures = [errors.KafkaTimeoutError()] * 3
+    threading.Timer(0.01, stop.set).start()
+    with pytest.raises(errors.KafkaTimeoutError):
+        consumer.commit({ONE: 5}, [])
 
 
 @pytest.mark.parametrize("error", [errors.CommitFailedError(), errors.RebalanceInProgressError()])

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from pulsetrain.core.clock import SystemClock
-from pulsetrain.core.errors import AuthError, Unavailable, UsageError
+from pulsetrain.core.errors import AuthError, PulsetrainError, Unavailable, UsageError
 from pulsetrain.stream.kafka import group_member
 from pulsetrain.stream.kafka.group_member import GroupMember
 
@@ -76,6 +76,17 @@ def test_what_cannot_get_better_ends_it(member):
     made, _ = member(("run", AuthError("refused")))
     with pytest.raises(AuthError):
         made.run()
+
+
+@pytest.mark.parametrize("error", [Unavailable("no broker"), PulsetrainError("memory limit exceeded")])
+def test_brokers_or_a_store_that_are_away_are_no_error_once_it_is_stopped(member, error):
+    made, script = member()
+    script.run = lambda polled: made.stop() or polled() or raise_(error)
+    made.run()
+
+
+def raise_(error):
+    raise error
 
 
 def test_a_wrong_address_is_the_callers_error(member):

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kafka import TopicPartition
 
-from pulsetrain.core.errors import Unavailable
+from pulsetrain.core.errors import PulsetrainError, Unavailable
 from pulsetrain.records.batch import encode
 from pulsetrain.stream.kafka.ingest import Backlog
 from pulsetrain.stream.kafka.ingest_config import IngestConfig
@@ -183,6 +183,20 @@ def test_a_store_that_is_away_is_waited_for(monkeypatch, topic, store):
     assert not running.ingest._in_flight.stored.done()
     store.fails = ""
     drain(running)
+    assert store.rows == list(range(1000, 1005))
+
+
+def test_a_store_that_cannot_say_what_is_stored_is_asked_again(monkeypatch, topic, store):
+    topic.send(data(0, 5), rows=5)
+    ask, refusals = store.query, [PulsetrainError("memory limit exceeded")] * 3
+
+    def query(sql, params=None):
+        if refusals:
+            raise refusals.pop()
+        return ask(sql, params)
+
+    store.query = query
+    drain(make_ingest(monkeypatch, topic, store))
     assert store.rows == list(range(1000, 1005))
 
 
