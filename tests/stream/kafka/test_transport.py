@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pyarrow as pa
@@ -115,7 +116,7 @@ def test_messages_are_acknowledged_by_all_replicas_and_never_doubled_by_the_clie
     [
         (b"garbage", "not an Arrow IPC stream"),
         (steps().replace(b"steps", b"stxps"), f"unknown record 'stxps' of schema version {SCHEMA_VERSION}"),
-        (steps() + bytes(1 << 21), "message of 2.* bytes"),
+        (steps(rows=1) + bytes(1 << 21), "message of 2.* bytes"),
     ],
     ids=["garbage", "unknown-record", "too-large"],
 )
@@ -128,11 +129,69 @@ def test_what_no_broker_will_take_is_refused_and_the_rest_is_sent(made, data, wo
     assert len(producers[0].sent) == 1
 
 
-def test_a_broker_that_refuses_the_size_is_quoted(made):
-    sender, _ = made
-    sender._open().failure = errors.RecordListTooLargeError("batch")
-    (rejection,) = sender.send([entry(steps())])
-    assert "RecordListTooLarge" in rejection.why
+@pytest.fixture
+def refusing(monkeypatch):
+    """A transport whose brokers take 1 MiB a message, and the messages that they took.
+
+    As with kafka-python a message that is refused ends its producer, and what is sent with it later fails.
+    """
+    taken, tried = [], []
+
+    class Ended(Producer):
+        def send(self, topic, **message):
+            tried.append(len(message["value"]))
+            if len(message["value"]) > 1 << 20:
+                self.failure = self.failure or errors.RecordListTooLargeError("batch")
+            elif not self.failure:
+                taken.append(message)
+                return Delivery(None)
+            failure, self.failure = self.failure, errors.KafkaError("the producer has failed")
+            return Delivery(failure)
+
+    monkeypatch.setattr(transport, "KafkaProducer", Ended)
+    return KafkaTransport(KafkaConfig(prefix="p.")), taken, tried
+
+
+def noise(rows, size_bytes, first_row=0):
+    """Rows of `logs` of about so many bytes. Hexadecimal digits compress to half their length."""
+    texts = [os.urandom(size_bytes // rows).hex() for _ in range(rows)]
+    return encode("logs", table("logs", rows, message=texts), source="n/1", first_row=first_row)
+
+
+def values(taken):
+    return [each["value"] for each in taken]
+
+
+def test_a_batch_that_the_brokers_find_too_large_arrives_in_parts_with_what_was_sent_beside_it(refusing):
+    sender, taken, _ = refusing
+    big = noise(64, 3 << 20, first_row=100)
+    assert len(big) > 2 << 20
+    assert sender.send([entry(big, 64), entry(steps())]) == []
+    parts = [batch for batch in map(decode, values(taken)) if batch.record == "logs"]
+    parts.sort(key=lambda batch: batch.first_row)
+    assert pa.concat_tables(part.table for part in parts).equals(decode(big).table)
+    assert [part.first_row for part in parts] == [
+        100 + sum(p.rows for p in parts[:i]) for i in range(len(parts))
+    ]
+    assert [decode(each).record for each in values(taken)].count("steps") == 1
+
+
+def test_the_size_that_brokers_refuse_is_remembered(refusing):
+    sender, _, tried = refusing
+    big = entry(noise(64, 3 << 20), 64)
+    sender.send([big])
+    tried.clear()
+    assert sender.send([big]) == []
+    assert max(tried) <= 1 << 20
+
+
+def test_one_row_that_is_too_large_is_refused_with_its_size_and_what_the_brokers_say(refusing):
+    sender, taken, _ = refusing
+    bad, good = entry(noise(1, 2 << 20)), entry(steps())
+    (rejection,) = sender.send([bad, good])
+    assert rejection.entry is bad
+    assert re.search("message of [0-9]+ bytes: .*RecordListTooLarge", rejection.why)
+    assert values(taken) == [good.data]
 
 
 def test_after_a_failure_the_next_send_begins_with_a_new_producer(made):

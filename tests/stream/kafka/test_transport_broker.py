@@ -78,8 +78,8 @@ def test_garbage_is_refused_and_the_rest_is_sent(broker):
 def test_a_message_that_no_broker_takes_is_refused_with_its_size(broker):
     mine = config(broker)
     transport = KafkaTransport(mine)
-    huge = encode("logs", table("logs", 10, message="x" * 10), source="a/1", first_row=0)
-    padded = entry(huge + b"\0" * (9 << 20), 10)
+    huge = encode("logs", table("logs", 1, message="x" * 10), source="a/1", first_row=0)
+    padded = entry(huge + b"\0" * (9 << 20), 1)
     (rejection,) = transport.send([padded])
     transport.close()
     assert str(len(padded.data)) in rejection.why
