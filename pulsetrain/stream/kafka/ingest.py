@@ -33,7 +33,7 @@ from pulsetrain.stream.kafka.dead_letters import DeadLetters
 from pulsetrain.stream.kafka.group_consumer import GroupConsumer, Rebalance
 from pulsetrain.stream.kafka.ingest_config import IngestConfig
 from pulsetrain.stream.kafka.insert_batch import BatchBuilder, InsertBatch
-from pulsetrain.stream.kafka.partition_buffer import Message, PartitionBuffer, due, oldest_age_s
+from pulsetrain.stream.kafka.partition_buffer import Message, OffsetRange, PartitionBuffer, due, oldest_age_s
 from pulsetrain.stream.store.exactly_once import ExactlyOnceWriter, RowStore
 
 log = structlog.get_logger()
@@ -56,7 +56,8 @@ class _InFlight:
     """A batch that another thread stores."""
 
     batch: InsertBatch
-    stored: Future[None]
+    stored: Future[Sequence[OffsetRange]]
+    """Ranges whose rows the store refuses."""
 
 
 class Ingest:
@@ -197,12 +198,25 @@ class Ingest:
     def _settle(self) -> None:
         """Wait for the batch in flight. Its offsets are committed next."""
         if self._in_flight is not None:
-            self._in_flight.stored.result()
+            refused = self._in_flight.stored.result()
+            if refused:
+                self._store_parts(refused)
             for each in self._in_flight.batch.ranges:
                 self._stored += len(each.messages)
                 if each.partition in self._buffers:
                     self._done[each.partition] = each.end
             self._in_flight = None
+
+    def _store_parts(self, refused: Sequence[OffsetRange]) -> None:
+        """The store refuses rows for good. Set their messages aside, or the partition would never go on.
+
+        The prepared batch counts as stored what was refused here, so it is prepared again.
+        """
+        self._put_back()
+        self._retry(self._writer.load)
+        for each in refused:
+            log.warning("rows_refused", range=each.token, messages=len(each.messages))
+            self._builder.store_parts(each, self._retry)
 
     def _finish(self) -> None:
         """Store what is gathered. A range that is not whole is left to who comes next."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from pulsetrain.core.errors import CorruptData, SchemaMismatch
 from pulsetrain.records.batch import Batch, decode
@@ -28,11 +27,29 @@ class InsertBatch:
     ranges: Sequence[OffsetRange]
     inserts: Sequence[PreparedInsert]
 
-    def write(self, writer: ExactlyOnceWriter, retry: Retry) -> None:
-        """Do every insert, then save the row ranges."""
+    def write(self, writer: ExactlyOnceWriter, retry: Retry) -> Sequence[OffsetRange]:
+        """Do every insert, then save the row ranges. Returns the ranges whose rows the store refuses."""
+        refused: list[OffsetRange] = []
         for insert in self.inserts:
-            retry(partial(writer.insert, insert))
+            if why_refused(writer, insert, retry):
+                refused += (each for each in self.ranges if each.token == insert.group.token)
         retry(writer.save_ranges)
+        return refused
+
+
+def why_refused(writer: ExactlyOnceWriter, insert: PreparedInsert, retry: Retry) -> str:
+    """Do an insert. Returns why the store will never take its rows, "" where it took them."""
+    why = ""
+
+    def act() -> None:
+        nonlocal why
+        try:
+            writer.insert(insert)
+        except SchemaMismatch as error:
+            why = str(error)
+
+    retry(act)
+    return why
 
 
 class BatchBuilder:
@@ -53,14 +70,43 @@ class BatchBuilder:
                 inserts.append(self._writer.prepare(record, batches, each.token))
         return InsertBatch(ranges=ranges, inserts=inserts)
 
+    def store_parts(self, refused: OffsetRange, retry: Retry) -> None:
+        """Store what the store takes of a range that it refused as a whole.
+
+        Halves are tried until single messages are refused, which go to the dead letters. A part has the
+        token of its own range of offsets. What is stored of a part is saved before the next one.
+        """
+        record = self._record_of(refused.partition.topic)
+        middle = len(refused.messages) // 2
+        for messages in (refused.messages[:middle], refused.messages[middle:]):
+            part = OffsetRange(refused.partition, messages)
+            batches = [b for m in messages if isinstance(b := _read(record, m), Batch)]
+            if not batches:
+                continue  # what cannot be read is a dead letter since the range was built
+            insert = self._writer.prepare(record, batches, part.token)
+            why = why_refused(self._writer, insert, retry)
+            if not why:
+                retry(self._writer.save_ranges)
+                continue
+            self._writer.discard(insert)
+            if len(messages) > 1:
+                self.store_parts(part, retry)
+            else:
+                self._dead_letter(messages[0], why)
+
     def _decode(self, record: str, message: Message) -> Batch | None:
         """The batch of a message. One that cannot be read goes to the dead letters with the reason."""
-        try:
-            batch = decode(message.value or b"")
-        except (CorruptData, SchemaMismatch) as error:
-            self._dead_letter(message, str(error))
-            return None
-        if batch.record != record:
-            self._dead_letter(message, f"a batch of {batch.record}")
-            return None
-        return batch
+        batch = _read(record, message)
+        if isinstance(batch, Batch):
+            return batch
+        self._dead_letter(message, batch)
+        return None
+
+
+def _read(record: str, message: Message) -> Batch | str:
+    """The batch of a message, or why it cannot be read."""
+    try:
+        batch = decode(message.value or b"")
+    except (CorruptData, SchemaMismatch) as error:
+        return str(error)
+    return batch if batch.record == record else f"a batch of {batch.record}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from kafka import errors
 
 from pulsetrain.stream.ingest_metrics import IngestMetrics
 from pulsetrain.stream.kafka import dead_letters
@@ -15,6 +16,7 @@ from tests.stream.kafka.fakes import message
 
 class Producer:
     made = 0
+    max_bytes = 1 << 30
 
     def __init__(self, **options):
         Producer.made += 1
@@ -22,7 +24,10 @@ class Producer:
         self.failure = None
 
     def send(self, topic, **message):
-        self.sent.append((topic, message))
+        if len(message["value"]) > self.max_bytes:
+            self.failure = errors.MessageSizeTooLargeError("too large")
+        else:
+            self.sent.append((topic, message))
         return SimpleNamespace(get=self._get)
 
     def _get(self, timeout):
@@ -66,3 +71,13 @@ def test_it_is_counted_and_a_broker_that_does_not_take_it_is_an_error(letters):
     with pytest.raises(TimeoutError):
         letters.send(message(1, b"x"), "why")
     assert letters._metrics.registry.get_sample_value("pulsetrain_ingest_refused_batches_total") == 2
+
+
+def test_a_message_that_is_too_large_is_cut_and_says_so(letters, monkeypatch):
+    monkeypatch.setattr(Producer, "max_bytes", 1 << 20)
+    letters.send(message(3, b"x" * (2 << 20)), "why")
+    ((_, sent),) = letters._producer.sent
+    assert sent["value"] == b"x" * (64 << 10)
+    assert dict(sent["headers"]) == {
+        "reason": b"why", "origin": b"steps:0:3", "cut_from_bytes": b"2097152",
+    }  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -22,10 +23,10 @@ from tests.stream.kafka.fakes import Topic, make_ingest
 from tests.stream.rows import table
 
 
-def data(first, rows, source=1):
+def data(first, rows, source=1, **more):
     """One message; column `step` numbers the rows of all sources."""
     ids = [1000 * source + first + i for i in range(rows)]
-    return encode("steps", table("steps", rows, step=ids), source=f"n{source}/1", first_row=first)
+    return encode("steps", table("steps", rows, step=ids, **more), source=f"n{source}/1", first_row=first)
 
 
 def look(running, seconds=100.0):
@@ -288,6 +289,57 @@ def kill(running, store):
     running.ingest.stop()
     wait(running)
     store.fails = ""
+
+
+def test_a_message_that_the_store_refuses_is_a_dead_letter_and_all_others_are_stored(monkeypatch, store):
+    topic = Topic(partitions=2)
+    for first in range(0, 35, 5):
+        topic.send(data(first, 5, **({"job": "poison"} if first == 15 else {})), rows=5)
+    topic.send(b"garbage")
+    topic.send(data(0, 5, source=2), partition=1, rows=5)
+    running = make_ingest(monkeypatch, topic, store)
+    drain(running)
+    assert sorted(store.rows) == [*range(1000, 1015), *range(1020, 1035), *range(2000, 2005)]
+    assert running.dead_letters.letters == [(7, ANY), (3, "cannot read")]
+    assert topic.committed == {TopicPartition("steps", 0): (8, ""), TopicPartition("steps", 1): (1, "")}
+
+
+def test_what_was_prepared_beside_a_refused_insert_is_stored_once(monkeypatch, topic, store):
+    config = IngestConfig(rows=5_000, linger_s=0.001, retry_s=0.001)
+    running = make_ingest(monkeypatch, topic, store, config=config)
+    store.fails = "before"
+    topic.send(data(0, 5, job="poison"), rows=5_000)
+    topic.send(data(5, 5), rows=5_000)
+    look(running)
+    assert running.ingest._prepared is not None
+    store.fails = ""
+    drain(running)
+    topic.send(data(0, 10), rows=10)  # the source sends all again, and this time it can be read
+    drain(running)
+    assert sorted(store.rows) == list(range(1000, 1010))
+
+
+def test_a_successor_of_a_member_that_died_amid_the_parts_stores_each_row_once(monkeypatch, topic, store):
+    for first in range(0, 20, 5):
+        topic.send(data(first, 5, **({"job": "poison"} if first == 15 else {})), rows=5)
+    killed = make_ingest(monkeypatch, topic, store)
+    keep = store.insert_raw
+
+    def insert_raw(name, columns, stream, *, token):
+        if token == "steps:0:2-3":
+            killed.ingest.stop()
+            raise Unavailable("away")
+        keep(name, columns, stream, token=token)
+
+    store.insert_raw = insert_raw
+    look(killed)
+    wait(killed)
+    with pytest.raises(Unavailable):
+        killed.ingest.poll()
+    assert store.rows == list(range(1000, 1010))
+    store.insert_raw = keep
+    drain(make_ingest(monkeypatch, topic, store))
+    assert store.rows == list(range(1000, 1015))
 
 
 def test_the_backlog_is_what_waits_in_kafka_and_here(monkeypatch, topic, store):
