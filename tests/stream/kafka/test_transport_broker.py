@@ -1,9 +1,13 @@
 """Batches through a real broker: what is sent arrives once, and what cannot be sent says why."""
 
+import contextlib
+import os
 import uuid
 
+import pyarrow as pa
 import pytest
-from kafka import KafkaConsumer
+from kafka import KafkaAdminClient, KafkaConsumer
+from kafka.admin import NewTopic
 
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.records.batch import decode, encode
@@ -83,6 +87,26 @@ def test_a_message_that_no_broker_takes_is_refused_with_its_size(broker):
     (rejection,) = transport.send([padded])
     transport.close()
     assert str(len(padded.data)) in rejection.why
+
+
+def test_a_batch_beyond_the_topics_limit_arrives_in_parts_with_what_was_sent_beside_it(broker):
+    mine = config(broker)
+    limited = NewTopic(mine.topic("logs"), 1, 1, topic_configs={"max.message.bytes": "1048576"})
+    with contextlib.closing(KafkaAdminClient(bootstrap_servers=mine.servers)) as admin:
+        admin.create_topics([limited])
+    texts = [os.urandom(48 << 10).hex() for _ in range(64)]
+    rows = table("logs", 64, message=texts)
+    big = entry(encode("logs", rows, source="a/1", first_row=0), 64)
+    small = entry(encode("logs", table("logs", 3), source="a/1", first_row=64), 3)
+    transport = KafkaTransport(mine)
+    assert len(big.data) > 3 << 20
+    assert transport.send([big, small]) == []
+    assert transport.send([small]) == []
+    transport.close()
+    received = [decode(message.value) for message in read(mine, "logs", 6)]
+    batches = {batch.first_row: batch for batch in received}
+    parts = [batches[first] for first in sorted(batches)]
+    assert pa.concat_tables(part.table for part in parts).slice(0, 64).equals(rows)
 
 
 def test_an_unknown_broker_is_one_line():
