@@ -134,6 +134,8 @@ def _suspects(finding: Observation) -> bool:
         return finding.subject_type != "rank" and not finding.evidence.get("culprits")
     if finding.kind == SWITCH_FAULT:
         return bool(finding.evidence.get("suspects_links"))
+    if finding.kind == "traffic_stop" and finding.subject_type == "job":
+        return False  # the job may pause
     return finding.kind == "slow_link" or finding.kind in ALERTS
 
 

@@ -72,6 +72,11 @@ def test_an_alert_of_a_port_waits_for_a_second_one_within_five_minutes(after_s, 
     assert bool(links.take([alert("link_errors")], WORLD, after_s)) is suspected
 
 
+def test_a_job_that_carries_nothing_may_pause_and_suspects_no_link():
+    links, pause = LinkSuspicions(), Observed(kind="traffic_stop", subject="j", subject_type="job")
+    assert [links.take([pause], WORLD, at_s) for at_s in (0.0, SECOND_WITHIN_S + 1)] == [[], []]
+
+
 def test_alerts_of_two_nodes_are_not_two_alerts_of_one():
     links = LinkSuspicions()
     assert links.take([alert(node="a"), alert(node="b")], WORLD, 0.0) == []

@@ -16,7 +16,7 @@ from pulsetrain.analytics.machines.metric_series import NS_PER_S
 from pulsetrain.analytics.machines.network_config import NetworkConfig
 from pulsetrain.analytics.machines.network_ports import FAMILIES, RECEIVE, TRANSMIT, Port, totals
 from pulsetrain.analytics.machines.traffic_screen import worth_a_look
-from pulsetrain.analytics.machines.traffic_signature import crossings, typical_change
+from pulsetrain.analytics.machines.traffic_signature import QUIET_SHARE, crossings, typical_change
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, Verdict
 from pulsetrain.records.counters import Counter, every_counter
 
@@ -37,8 +37,9 @@ def find(
     `congestion` and `link_errors` on the `known` ports.
 
     `steps_ns` are the times at which the job began its steps. With them, traffic is compared step by step, so
-    that a slower job is no drop. `was_up_ns` says when a port was up last, by name, if that was before all
-    samples. `Inconclusive` and blind where there is no sample of a port.
+    that a slower job is no drop, and a port is named only if a step ended while it carried nothing.
+    `was_up_ns` says when a port was up last, by name, if that was before all samples. `Inconclusive` and
+    blind where there is no sample of a port.
 
     >>> import pyarrow as pa
     >>> from pulsetrain.analytics.machines.network_ports import ports
@@ -278,10 +279,11 @@ def _worst_each(outliers: Sequence[Finding]) -> list[Finding]:
 
 
 def _traffic(fleet: _Fleet) -> list[Verdict]:
-    """RDMA ports whose traffic dropped or ended. One finding on the job where all did.
+    """RDMA ports whose traffic dropped or ended. One finding on the job where that is no port's fault.
 
     Network interfaces carry more than the job's traffic, so theirs is not judged.
     """
+    stops: list[Finding] = []
     drops: list[Finding] = []
     fluctuating: list[Finding] = []
     looked_at, carrying = worth_a_look(fleet.ports, np.sort(fleet.steps_ns), fleet.config)
@@ -290,17 +292,36 @@ def _traffic(fleet: _Fleet) -> list[Verdict]:
         if edges.size < 4 or moved[-1] <= 0:
             continue
         carrying += 1
-        finding = _stopped(fleet, port, edges, moved) or _dropped(fleet, port, edges, moved)
-        if finding is not None:
-            drops.append(finding)
-            continue
-        restless = _fluctuates(fleet, port, edges, moved)
-        if restless is not None:
+        if (stopped := _stopped(fleet, port, edges, moved)) is not None:
+            stops.append(stopped)
+        elif (dropped := _dropped(fleet, port, edges, moved)) is not None:
+            drops.append(dropped)
+        elif (restless := _fluctuates(fleet, port, edges, moved)) is not None:
             fluctuating.append(restless)
-    if carrying >= 2 and len(drops) == carrying:
-        return [_dropped_everywhere(fleet, drops)]
-    few = len(fluctuating) <= max(1, carrying // 4)  # else the job itself changes its pace
-    return [*drops, *(fluctuating if few else ())]
+    if drops and carrying >= 2 and len(stops) + len(drops) == carrying:
+        return [_dropped_everywhere(fleet, [*stops, *drops])]
+    few = max(1, carrying // 4)  # more of them alike: the job itself changes its pace
+    calm = fluctuating if len(fluctuating) <= few else []
+    return [*_named_stops(fleet, stops, few, carrying), *drops, *calm]
+
+
+def _named_stops(fleet: _Fleet, stops: Sequence[Finding], few: int, carrying: int) -> list[Finding]:
+    """Ports that stopped while steps went on, and one finding of severity info for the others.
+
+    A healthy job carries nothing while it evaluates, saves or compiles: then no step ends. Nor is it one
+    port's fault where more than `few` stopped.
+    """
+    newest_ns = max((int(times[-1]) for p in fleet.ports for times, _ in p.samples.values()), default=0)
+    named = [f for f in stops if _step_ended(fleet, f.evidence["since_ns"], newest_ns)]
+    if len(stops) > few:
+        named = []
+    paused = [f for f in stops if f not in named]
+    return [*named, *([_paused(fleet, paused, carrying)] if paused else ())]
+
+
+def _step_ended(fleet: _Fleet, since_ns: int, newest_ns: int) -> bool:
+    """Whether a whole step lies between two times: one began, and the one after it."""
+    return int(np.sum((fleet.steps_ns > since_ns) & (fleet.steps_ns <= newest_ns))) >= 2
 
 
 def _cumulated_bytes(port: Port) -> tuple[NDArray[np.int64], Floats]:
@@ -316,10 +337,20 @@ def _cumulated_bytes(port: Port) -> tuple[NDArray[np.int64], Floats]:
 
 
 def _stopped(fleet: _Fleet, port: Port, edges: NDArray[np.int64], moved: Floats) -> Finding | None:
-    last = int(np.flatnonzero(np.diff(moved, prepend=0.0) > 0)[-1])
+    """As agents judge it: nothing moves for three times the longest pause, on a port that usually carries.
+
+    A port that only saves and reads files carries nothing in most windows, so it is never missed.
+    """
+    active = np.flatnonzero(np.diff(moved, prepend=0.0) > 0)
+    last = int(active[-1])
     silent_s = (int(edges[-1]) - int(edges[last])) / NS_PER_S
-    usual = np.diff(edges[: last + 1]).max() / NS_PER_S if last else 0.0
-    if silent_s < max(fleet.config.stop_s, 3 * usual) or last < 3:
+    longest_s = int(np.diff(edges[active]).max(initial=0)) / NS_PER_S
+    if silent_s < max(fleet.config.stop_s, fleet.config.pause_factor * longest_s) or last < 3:
+        return None
+    windows = _window_bytes(fleet, edges[: last + 1], moved[: last + 1])
+    per_s = float(moved[last]) / max(1.0, (int(edges[last]) - int(edges[0])) / NS_PER_S)
+    steady = windows.size > 0 and np.median(windows) > QUIET_SHARE * windows.mean()
+    if not steady or per_s < fleet.config.least_bytes_per_s:
         return None
     return fleet.finding(
         "traffic_stop",
@@ -389,18 +420,38 @@ def _window_bytes(fleet: _Fleet, edges: NDArray[np.int64], moved: Floats) -> Flo
     return np.diff(moved[::3])
 
 
+def _paused(fleet: _Fleet, stops: Sequence[Finding], carrying: int) -> Finding:
+    """Information: it may be a pause. Whether the job hangs is told by its ranks."""
+    which = f"all {carrying}" if len(stops) == carrying else f"{len(stops)} of {carrying}"
+    silent_s = max(f.evidence["silent_s"] for f in stops)
+    return _on_job(
+        fleet,
+        "traffic_stop",
+        "info",
+        stops,
+        f"{which} ports that carried traffic carry nothing for {silent_s:.0f} s: the job may pause",
+    )
+
+
 def _dropped_everywhere(fleet: _Fleet, drops: Sequence[Finding]) -> Finding:
-    stopped = all(f.evidence["stopped"] for f in drops)
-    what = "carry nothing any more" if stopped else "carry less than they used to"
+    what = f"all {len(drops)} ports that carried traffic carry less than they used to"
+    return _on_job(fleet, "traffic_drop", "warning", drops, f"{what}: not one port's fault")
+
+
+def _on_job(fleet: _Fleet, kind: str, severity: Severity, alike: Sequence[Finding], summary: str) -> Finding:
     return Finding(
         ts_ns=fleet.now_ns,
         job=fleet.job,
         attempt=-1,
-        kind="traffic_stop" if stopped else "traffic_drop",
+        kind=kind,
         subject_type="job",
         subject=fleet.job,
-        severity="critical" if stopped else "warning",
-        confidence=max(f.confidence for f in drops),
-        summary=f"all {len(drops)} ports that carried traffic {what}: not one port's fault",
-        evidence={"query": "metrics rdma_*", "stopped": stopped, "ports": [f.subject for f in drops]},
+        severity=severity,
+        confidence=max(f.confidence for f in alike),
+        summary=summary,
+        evidence={
+            "query": "metrics rdma_*",
+            "stopped": all(f.evidence["stopped"] for f in alike),
+            "ports": [f.subject for f in alike],
+        },
     )

@@ -21,6 +21,10 @@ class NetworkConfig:
     """and above so many times what three of four windows differed by before"""
     stop_s: float = 10.0
     """a port that carried traffic and then none for this long has stopped"""
+    pause_factor: float = 3.0
+    """and for so many times its longest pause before"""
+    least_bytes_per_s: float = 1e6
+    """a port that carried less before is not the job's"""
     down_s: float = 30.0
     """a port that has not been active for this long is down"""
     flaps: int = 3

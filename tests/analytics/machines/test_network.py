@@ -53,7 +53,40 @@ def test_traffic_that_ended_everywhere_is_no_ports_fault():
     fleet = Fleet()
     for moved in fleet.moved.values():
         moved[80:] = 0
-    assert fleet.reported() == {("traffic_stop", "j", "critical")}
+    assert fleet.reported() == {("traffic_stop", "j", "info")}
+
+
+def pausing(busy=(), also_at=()):
+    """A job that pauses at second 80, and before that `also_at`. The ports in `busy` carry on."""
+    fleet = Fleet()
+    for i, moved in fleet.moved.items():
+        for begin, end in (*also_at, (80, 120)):
+            moved[begin:end] *= i in busy
+    return fleet
+
+
+def of_pause(fleet):
+    steps = [t for t in fleet.steps if t <= fleet.times[80]]
+    verdicts = find(fleet.table(), now_ns=T0, job="j", steps_ns=steps)
+    return {(f.kind, f.subject, f.severity) for f in findings(verdicts)}
+
+
+@pytest.mark.parametrize("busy", [(), (3,), (0, 1, 2, 4, 5, 6, 7)], ids=["none", "one", "all but one"])
+def test_while_no_step_ends_no_port_is_blamed_for_a_pause(busy):
+    assert of_pause(pausing(busy)) == {("traffic_stop", "j", "info")}
+
+
+def test_a_pause_as_long_as_one_before_is_none():
+    assert of_pause(pausing(busy=(3,), also_at=[(30, 50)])) == set()
+
+
+def test_a_port_that_only_saves_now_and_then_or_carries_next_to_nothing_has_not_stopped():
+    fleet = Fleet()
+    fleet.moved[3][:] = 0
+    fleet.moved[3][20:30] = 1e9
+    fleet.moved[5] *= 1e-4
+    fleet.moved[5][80:] = 0
+    assert not {kind for kind, _, _ in fleet.reported()} & {"traffic_stop"}
 
 
 def test_a_slower_job_carries_as_much_in_each_step():
