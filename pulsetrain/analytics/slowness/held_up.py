@@ -11,8 +11,8 @@ Time in a run queue may be chance. A rank is starved of its processor where even
 for longer than before, and longer than the usual steps of the others. Where all queue for most of their time,
 its quick steps must queue for longer than the slow steps of the others.
 
-In a cohort of fewer than three there is no majority. There a rank is compared with all ranks, and must have
-been free of it before.
+In a cohort of fewer than three there is no majority. There a rank is compared with all ranks, must have been
+free of it before, and its phases must take longer than they did then.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def find_held_up(timings: Timings, config: StragglerConfig) -> list[Suspect]:
         alone = set(cohort.tolist()) if len(cohort) < 3 else set()
         pool = every if alone else cohort
         off = _off(timings, rows, pool, config, shown=not alone)
-        held = [s for s in off if not alone or _is_new(timings, s, rows, config)]
+        held = [s for s in off if not alone or _came_up(timings, s, rows, config)]
         held += _queueing(timings, rows, pool, config)
         held += _starved(timings, rows[-config.starved_steps :], cohort, config)
         taken: set[int] = set()
@@ -108,19 +108,35 @@ def _longer(timings: Timings, rows: NDArray[np.int64], columns: NDArray[np.int64
     return np.asarray(most / max(1.0, float(np.median(compute))))
 
 
-def _is_new(timings: Timings, suspect: Suspect, rows: NDArray[np.int64], config: StragglerConfig) -> bool:
-    """Whether there was a stretch before in which the rank was not held up.
+def _came_up(timings: Timings, suspect: Suspect, rows: NDArray[np.int64], config: StragglerConfig) -> bool:
+    """Whether there was a stretch before in which the rank was not held up, and its phases took less time.
 
-    A first stage may always wait for its loader, and no other rank does.
+    A first stage may always wait for its loader, and no other rank does. Who came to write a log between its
+    phases sleeps too, and computes for as long as before.
     """
+    free = _free_before(timings, suspect, rows, config)
+    if not len(free):
+        return False
+    compute = timings.measured("compute")
+    column = suspect.columns[0]
+    now, then = compute[suspect.rows, column], compute[free, column]
+    error = float(np.hypot(now.std() / np.sqrt(len(now)), then.std() / np.sqrt(len(then))))
+    usual = max(float(np.median(then)), float(np.nanmedian(compute[free])))
+    return float(now.mean() - then.mean()) + 4 * error >= SHOWN_SHARE * suspect.ratio * usual
+
+
+def _free_before(
+    timings: Timings, suspect: Suspect, rows: NDArray[np.int64], config: StragglerConfig
+) -> NDArray[np.int64]:
+    """The newest stretch before, in which the rank was not held up. Empty for none."""
     size, needed = config.held_windows[-1]
     every, before = np.arange(len(timings.ranks)), rows[: len(rows) - len(suspect.rows)]
     for end in range(len(before), size - 1, -size):
         excess, columns = _excess(timings, OFF, before[end - size : end], every)
         own = excess[:, columns == suspect.columns[0]]
         if own.size and (own > config.held_step).mean() < needed / 2:
-            return True
-    return False
+            return before[end - size : end]
+    return before[:0]
 
 
 def _queueing(

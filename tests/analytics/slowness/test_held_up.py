@@ -108,6 +108,14 @@ def test_a_first_stage_that_always_waits_for_its_loader_is_not_stopped(seed):
     assert named(staged(busy_job(seed, steps=80))) == []
 
 
+@pytest.mark.parametrize(("computes_longer", "held"), [(False, []), (True, [("0", OFF)])])
+def test_one_of_two_ranks_that_came_to_sleep_between_its_phases_is_not_stopped(computes_longer, held):
+    compute = 80 * MS * np.random.default_rng(0).lognormal(0, 0.01, (140, 2))
+    off = np.zeros((140, 2))
+    off[100:, 0] = 0.15 * 80 * MS
+    assert named(from_matrices({"compute": compute + computes_longer * off, "off_cpu": off})) == held
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_one_or_two_ranks_have_no_majority(ranks):
     assert named(busy_job(5, ranks=ranks, off=0)) == []
