@@ -34,6 +34,10 @@ PATIENT_STEPS = 20  # shortest slowdown of a job, or of ranks on an oversubscrib
 SINGLE_LOOK = 1.25  # on noise alone (10 ranks x 300 steps, autocorrelation 0.9): 3 false of 200, not 18
 GREW_RATIO = 1.05  # of a part of the step, from which it is named as the cause
 NETWORK_SHARE = 0.5  # of what most ranks wait longer, by which the one that waits least must, too
+MAJORITY = 3  # ranks that do the same work, from which one of them stands beside a majority
+SURE_MARGIN = 2.0  # times what just counts, which is 4.5 to 5 standard errors
+SURE_RATIO = 1.2
+LONG_STEPS = 100  # five stretches of 20 steps
 EACH_OTHER = "ranks wait longer for each other"
 
 
@@ -294,7 +298,14 @@ def _cause(grew: dict[str, float], *, last_waits_longer: bool) -> str:
     }[worse]
 
 
-def _severity(stretch: SlowStretch) -> Severity:
+def _severity(stretch: SlowStretch, peers: int = MAJORITY) -> Severity:
+    """With fewer `peers` than make a majority, itself among them, other work on its host looks the same.
+
+    There it is information, unless the rank stands out or was slower for long.
+    """
+    stands_out = stretch.margin >= SURE_MARGIN and stretch.ratio >= SURE_RATIO
+    if peers < MAJORITY and not stands_out and stretch.end - stretch.begin < LONG_STEPS:
+        return "info"
     return "critical" if stretch.ongoing and stretch.ratio >= 1.5 else "warning"
 
 
@@ -317,11 +328,12 @@ def _rank_finding(timings: Timings, stretch: SlowStretch, times: _Times) -> Find
     measure = "step" if times.compute is None else "compute"
     who = f"rank {rank} on {node}" if node else f"rank {rank}"
     numbers = _evidence(stretch, times.steps)
+    peers = int((timings.classes == timings.classes[stretch.row]).sum())
     return timings.finding(
         NAME,
         "rank",
         str(rank),
-        severity=_severity(stretch),
+        severity=_severity(stretch, peers),
         confidence=confidence(stretch),
         summary=f"{who} {_sentence(stretch, times.steps, measure)}",
         evidence={**numbers, "query": "step_parts", "measure": measure, "node": node},

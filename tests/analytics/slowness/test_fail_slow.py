@@ -69,6 +69,17 @@ def test_the_rank_that_makes_all_wait_is_named_and_the_job_is_not_blamed_as_well
     assert abs(verdict.evidence["first_step"] - 150) <= 2
 
 
+@pytest.mark.parametrize(
+    ("ranks", "ratio", "since", "severity"),
+    [(2, 1.15, 175, "info"), (2, 1.15, 80, "warning"), (2, 1.6, 175, "critical"), (3, 1.15, 175, "warning")],
+)
+def test_in_a_pair_a_small_and_short_slowdown_is_information(ranks, ratio, since, severity):
+    compute = calm(ranks=ranks, steps=200, noise=0.005)
+    compute[1, since:] *= ratio
+    found = [f for f in findings(find(records(compute))) if f.subject_type == "rank"]
+    assert [(f.subject, f.severity) for f in found] == [("1", severity)]
+
+
 def test_a_slow_down_of_all_says_what_grew():
     compute = calm(noise=0.005)
     compute[:, 150:] *= 1.3
