@@ -1,9 +1,9 @@
 """Slowness by own time that the job's own design may explain. Pure.
 
 Ranks that hold the same part of a long sequence do more work than those that hold another part, where
-attention is causal. A rank with more micro-batches computes in more pieces. A rank with fewer tokens pays
-the fixed costs of a step for fewer of them. Where half of the ranks or more always took longer, they may have
-other work, or be slow.
+attention is causal. A rank with more micro-batches computes in more pieces. One whose FLOPs are counted may
+have more of them. A rank with fewer tokens pays the fixed costs of a step for fewer of them. Where half of
+the ranks or more always took longer, they may have other work, or be slow.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ def doubt(timings: Timings, suspect: Suspect) -> str:
         return unseen
     return (
         _more_pieces(timings, suspect)
+        or _more_flops(timings, suspect)
         or _part_of_sequence(timings, suspect)
         or _few_tokens(timings, suspect)
         or unseen
@@ -61,6 +62,9 @@ def change_doubt(
         pieces = _rise(timings.pieces, rows, before)
         if pieces[column] - _usual(pieces[mates if len(mates) else others]) >= SHARE * excess:
             return f"{longer}, in more pieces a step than before: it seems that it has more micro-batches"
+    flops = _rise(_flops(timings), rows, before)
+    if flops[column] - _usual(flops[mates if len(mates) else others]) >= SHARE * excess:
+        return f"{longer}, and has more FLOPs to do than before"
     if varying and rise[column] - _usual(rise[mates]) < SHARE * excess:
         return f"{longer} for each token, and not in all: it has fewer tokens"
     changed = len(since_change(timings, np.concatenate([before, rows]))) < len(before) + len(rows)
@@ -146,6 +150,29 @@ def _more_pieces(timings: Timings, suspect: Suspect) -> str:
         f"{who} computes {suspect.ratio:.0%} longer, in {own:.1f} pieces a step where others have "
         f"{usual:.1f}: it seems that it has more micro-batches"
     )
+
+
+def _more_flops(timings: Timings, suspect: Suspect) -> str:
+    """It has more FLOPs to do than the others, per token where tokens differ. "" where nobody counts them."""
+    flops = _flops(timings)[suspect.rows]
+    known = np.isfinite(flops).any(axis=0)
+    cohort = np.flatnonzero(np.isin(timings.classes, timings.classes[suspect.columns]) & known)
+    others = np.setdiff1d(cohort, suspect.columns)
+    if not len(others) or not known[suspect.columns].all():
+        return ""
+    levels = np.nanmedian(flops[:, cohort], axis=0)
+    usual = float(np.median(levels[np.isin(cohort, others)]))
+    more = float(levels[np.isin(cohort, suspect.columns)].mean()) / usual - 1
+    if more < SHARE * suspect.ratio:
+        return ""
+    who = f"{suspect.subject_type} {suspect.subject}"
+    return f"{who} computes {suspect.ratio:.0%} longer, and has {more:.0%} more FLOPs to do"
+
+
+def _flops(timings: Timings) -> NDArray[np.float64]:
+    """FLOPs [step, rank], per token where tokens differ. NaN where nobody counted."""
+    counted = timings.numbers["flops"]
+    return np.asarray(np.where(counted > 0, counted, np.nan) / timings.varying_tokens())
 
 
 def _unseen_routing(timings: Timings, columns: NDArray[np.int64], rows: NDArray[np.int64]) -> str:

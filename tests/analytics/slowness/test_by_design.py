@@ -21,10 +21,10 @@ def compute(steps=200, ranks=8, noise=0.01, seed=0):
 
 
 def job(own, **fields):
-    """Timings of a synchronous job. `tokens` is a matrix. The other fields are those of `Timings`."""
+    """Timings of a synchronous job. `tokens` and `flops` are matrices, other fields those of `Timings`."""
     step = np.broadcast_to(own.max(axis=1, keepdims=True) * 1.1, own.shape).copy()
     matrices = {"compute": own, "wait": step - own, "duration_ns": step}
-    matrices |= {"tokens": fields.pop("tokens")} if "tokens" in fields else {}
+    matrices |= {name: fields.pop(name) for name in ("tokens", "flops") if name in fields}
     return replace(from_matrices(matrices, job="j"), **fields)
 
 
@@ -89,6 +89,18 @@ def test_a_rank_with_more_micro_batches_is_not_slow():
     pieces[:, 2] = 9
     own[:, 6] /= 1.4
     assert named(straggler.find(job(own, pieces=pieces))) == ["2"]
+
+
+def test_a_rank_that_is_counted_to_have_more_flops_is_not_slow():
+    own, flops = compute(), np.full((200, 8), 1e12)
+    own[:, 3] *= 1.3
+    assert named(straggler.find(job(own, flops=flops))) == ["3"]
+    flops[:, 3] *= 1.3
+    assert said(job(own, flops=flops)) == "rank 3 computes 30% longer, and has 30% more FLOPs to do"
+    own[:100, 3] /= 1.3
+    assert named(fail_slow.find(job(own, flops=flops), recovered=False)) == ["3"]
+    flops[:100, 3] /= 1.3
+    assert "x slower, and has more FLOPs to do than before" in reason(job(own, flops=flops))
 
 
 def test_ranks_on_an_older_gpu_model_are_compared_among_themselves():
