@@ -100,6 +100,11 @@ class AnalyzerInput:
             return straggler.find(self.timings, scan=True)
         return straggler.find(self.timings, arrivals=lambda: arrivals.load(self.store, self.steps))
 
+    def infers_flops(self) -> bool:
+        """Whether ranks said that the script does not tell the FLOPs of its steps."""
+        said = analysis.flops_source(self.store, self.steps)
+        return bool(said) and said != "explicit"
+
     @cached_property
     def machines(self) -> machines.MachineSource:
         """The same steps in the form that the analyzers of machines take."""
@@ -117,13 +122,19 @@ STEP_ANALYZERS: Mapping[str, Analyzer] = MappingProxyType(
             source.stragglers,
             source.recent.transfers if source.recent else None,
         ),
-        "fail_slow": lambda source: fail_slow.find(source.timings, recovered=source.scan),
+        "fail_slow": lambda source: fail_slow.find(
+            source.timings, recovered=source.scan, inferred=source.infers_flops
+        ),
         "stage_imbalance": lambda source: imbalance.stages(source.timings),
         "sequence_imbalance": lambda source: imbalance.sequences(source.timings),
         "data_stall": lambda source: stalls.find(source.timings, stalls.DATA),
         "gc_pause": lambda source: stalls.find(source.timings, stalls.GC),
         "numerics": lambda source: numerics.find(source.timings),
-        "mfu": lambda source: mfu.find(source.timings, source.hardware.peak(source.timings.nodes.tolist())),
+        "mfu": lambda source: mfu.find(
+            source.timings,
+            source.hardware.peak(source.timings.nodes.tolist()),
+            inferred=source.infers_flops,
+        ),
     }
 )
 """Analyzers of steps, ranks and links. The hub runs them every second."""
@@ -150,7 +161,7 @@ def for_device(device: Peak | None) -> Mapping[str, Analyzer]:
     """
     if device is None:
         return ANALYZERS
-    return {**ANALYZERS, "mfu": lambda source: mfu.find(source.timings, device)}
+    return {**ANALYZERS, "mfu": lambda source: mfu.find(source.timings, device, inferred=source.infers_flops)}
 
 
 def analyze(

@@ -6,7 +6,7 @@ own history: a slowdown of all ranks alike does not show between ranks. `slow_wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,21 +43,29 @@ EACH_OTHER = "ranks wait longer for each other"
 
 @dataclass(frozen=True, kw_only=True)
 class _Times:
-    """Times of the usable steps, per token where tokens differ. Matrices are [rank, step]."""
+    """Times and FLOPs of the usable steps, per token where tokens differ. Matrices are [rank, step]."""
 
     steps: NDArray[np.int64]
     duration: Floats
     compute: Floats | None  # None: there are no compute spans
     wait: Floats
+    flops: Floats
     oversubscribed: bool
     queues: bool  # the kernel counted it
 
 
-def find(timings: Timings, *, config: FailSlowConfig | None = None, recovered: bool = True) -> list[Verdict]:
+def find(
+    timings: Timings,
+    *,
+    config: FailSlowConfig | None = None,
+    recovered: bool = True,
+    inferred: Callable[[], bool] = lambda: False,
+) -> list[Verdict]:
     """Findings of kind `fail_slow`: for ranks by their compute time, for the job by its step time.
 
     Steps that warm up, checkpoint or evaluate are left out. Without compute spans the ranks' step times are
-    used, which a barrier makes alike. With `recovered`, slowdowns that are over by now are reported too.
+    used, which a barrier makes alike. `inferred`: nobody counts the FLOPs of each step, so all ranks may just
+    have come to compute more. With `recovered`, slowdowns that are over by now are reported too.
     `Inconclusive`, after what is found of the job: no two ranks could be compared, or other work may explain
     who became slower.
 
@@ -83,7 +91,8 @@ def find(timings: Timings, *, config: FailSlowConfig | None = None, recovered: b
     verdicts += [_stage_finding(timings, s, times) for s in stages]
     doubted = [s for s, doubt in zip(shown, doubts, strict=True) if doubt]
     past = [s for s in ranks if s not in shown]
-    verdicts += _job_findings(timings, times, config, [*named, *stages, *past], doubted, recovered=recovered)
+    whole = _job_findings(timings, times, config, [*named, *stages, *past], doubted, recovered=recovered)
+    verdicts += _may_be_more_work(whole) if whole and inferred() else whole
     reason = next(filter(None, doubts), "") or _not_compared(timings, times, config)
     if reason and not named:
         verdicts.append(Inconclusive(analyzer=NAME, reason=reason))
@@ -124,8 +133,10 @@ def _job_findings(
 
     return [
         _job_finding(timings, stretch, times, measure)
-        for measure, stretch in _slow_job(times, config)
-        if (recovered or stretch.ongoing) and not is_explained(stretch)
+        for measure, whole in _slow_job(times, config)
+        if (stretch := _for_equal_flops(whole, times, config)) is not None
+        and (recovered or stretch.ongoing)
+        and not is_explained(stretch)
     ]
 
 
@@ -220,6 +231,7 @@ def _times(timings: Timings) -> _Times:
         duration=(timings.numbers["duration_ns"] / tokens)[usable].T,
         compute=compute if measured else None,
         wait=timings.parts["wait"][usable].T,
+        flops=(timings.numbers["flops"] / tokens)[usable].T,
         oversubscribed=measured and oversubscribed(timings),
         queues=measured and queues(timings),
     )
@@ -249,6 +261,16 @@ def _slow_job(times: _Times, config: FailSlowConfig) -> list[tuple[str, SlowStre
     step = slow_against_history(times.duration, config)
     new = [s for s in step if not any(overlap(s, c) for c in compute)]
     return [("compute", s) for s in compute] + [("step", s) for s in new]
+
+
+def _for_equal_flops(stretch: SlowStretch, times: _Times, config: FailSlowConfig) -> SlowStretch | None:
+    """A slowdown of the job without what its ranks have more FLOPs to do. None where that explains it.
+
+    Time need not grow with FLOPs, so a job that has fewer of them is not slower for that.
+    """
+    before, during = _usual(np.where(times.flops > 0, times.flops, np.nan), stretch)
+    ratio = stretch.ratio / max(1.0, during / before) if during > before else stretch.ratio
+    return replace(stretch, ratio=ratio) if ratio >= 1 + config.drift_floor else None
 
 
 def _growth(stretch: SlowStretch, times: _Times) -> dict[str, float]:
@@ -359,6 +381,18 @@ def _job_finding(timings: Timings, stretch: SlowStretch, times: _Times, measure:
         summary=f"the whole job {_sentence(stretch, times.steps, measure)}; what grew: {cause}{doubt}",
         evidence=evidence | {"query": "steps", "measure": measure, "oversubscribed": times.queues},
     )
+
+
+def _may_be_more_work(whole: Sequence[Finding]) -> list[Finding]:
+    """The same findings on the job. Information, where compute takes longer."""
+    return [
+        replace(
+            f, severity="info", summary=f"{f.summary}; steps may be more work: their FLOPs are not counted"
+        )
+        if f.evidence["measure"] == "compute"
+        else f
+        for f in whole
+    ]
 
 
 def _sentence(stretch: SlowStretch, steps: NDArray[np.int64], measure: str) -> str:

@@ -7,6 +7,7 @@ count. `device_peaks` has the peaks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from pulsetrain.analytics.slowness import robust
 from pulsetrain.analytics.slowness.cohort import oversubscribed, queues
 from pulsetrain.analytics.slowness.device_peaks import Peak
-from pulsetrain.analytics.slowness.timings import Timings
+from pulsetrain.analytics.slowness.timings import COMPUTED, Timings
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
 
 Floats = NDArray[np.float64]
@@ -26,6 +27,7 @@ DECAY = 0.05  # least loss of throughput that is a decay, as a ratio
 FALSE_ALARMS = 1e-4
 FORMULA = "model FLOPs of the step / (time of its slowest rank x ranks x peak of a device)"
 FORMULA_SOURCE = "PaLM, arXiv 2204.02311, appendix B"
+MORE_WORK = "; steps may be more work, as their FLOPs are inferred from an early one"
 _PARTS = ("forward", "backward", "optimizer", "wait", "data", "checkpoint", "gc")
 
 
@@ -53,10 +55,13 @@ def achieved(timings: Timings) -> tuple[NDArray[np.int64], Floats]:
     return timings.steps[whole], rate
 
 
-def find(timings: Timings, device: Peak | None = None) -> list[Verdict]:
+def find(
+    timings: Timings, device: Peak | None = None, *, inferred: Callable[[], bool] = lambda: False
+) -> list[Verdict]:
     """A finding of kind `mfu_decay` where the last steps achieve less than the job's own earlier ones.
 
-    The numbers are FLOP/s of a rank, and MFU too where `device` tells what all ranks run on. With too few
+    The numbers are FLOP/s of a rank, and MFU too where `device` tells what all ranks run on. `inferred`: the
+    FLOPs of one early step stand for all. Then compute that takes longer may be more work. With too few
     steps to see a decay the answer is inconclusive, with the same numbers.
 
     >>> from pulsetrain.analytics.slowness.timings import from_matrices
@@ -77,7 +82,7 @@ def find(timings: Timings, device: Peak | None = None) -> list[Verdict]:
     decay = _decay(np.log(rate))
     if decay is None:
         return [Healthy(analyzer=NAME, numbers=numbers)]
-    return [_finding(timings, steps, decay, numbers)]
+    return [_finding(timings, steps, decay, numbers, inferred)]
 
 
 def _numbers(rate: Floats, device: Peak | None) -> dict[str, object]:
@@ -129,9 +134,16 @@ def _wander(levels: Floats) -> float:
 
 
 def _finding(
-    timings: Timings, steps: NDArray[np.int64], decay: _Decay, numbers: dict[str, object]
+    timings: Timings,
+    steps: NDArray[np.int64],
+    decay: _Decay,
+    numbers: dict[str, object],
+    inferred: Callable[[], bool],
 ) -> Finding:
-    """On an oversubscribed host it is information: other work there slows the job as much as its own does."""
+    """On an oversubscribed host it is information: other work there slows the job as much as its own does.
+
+    So it is where compute takes longer and nobody counts the FLOPs of these steps.
+    """
     earlier = steps[: decay.since] if decay.since >= WINDOW else steps[:WINDOW]
     before, after = np.isin(timings.steps, earlier), np.isin(timings.steps, steps[-WINDOW:])
     growth = {
@@ -141,15 +153,16 @@ def _finding(
     phase = _cause(growth, typical)
     cohort, members = _cohort(timings, growth[phase])
     busy = oversubscribed(timings)
+    uncounted = phase in COMPUTED and inferred()
     first_step = int(steps[decay.since])
     return timings.finding(
         "mfu_decay",
         "job",
         timings.job,
-        severity="info" if busy else "warning" if decay.loss < 0.2 else "critical",
-        confidence=_confidence(decay) * (0.6 if busy else 1.0),
+        severity="info" if busy or uncounted else "warning" if decay.loss < 0.2 else "critical",
+        confidence=_confidence(decay) * (0.6 if busy or uncounted else 1.0),
         summary=f"Throughput fell by {decay.loss:.0%} since step {first_step}, mostly in {phase} "
-        f"of {cohort}.",
+        f"of {cohort}{MORE_WORK if uncounted else ''}.",
         evidence={
             "query": "analysis.steps, analysis.step_parts",
             **numbers,

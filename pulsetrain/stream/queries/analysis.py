@@ -295,3 +295,18 @@ def group_members(store: Queryable, steps: AttemptSteps) -> pa.Table:
         """,
         steps.params,
     )
+
+
+def flops_source(store: Queryable, steps: AttemptSteps) -> str:
+    """Where the FLOPs of the attempt's steps come from, as its ranks said.
+
+    "explicit": from the script. "": it is not known.
+    """
+    table = store.query(
+        """
+        SELECT argMax(JSONExtractString(detail, 'flops'), ts) AS source FROM events
+        WHERE kind = 'instrumentation' AND job = {job:String} AND attempt = {attempt:Int32}
+        """,
+        steps.params,
+    )
+    return "".join(row["source"] for row in table.to_pylist())

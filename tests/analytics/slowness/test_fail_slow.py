@@ -92,6 +92,25 @@ def test_a_slow_down_of_all_says_what_grew():
     assert network.evidence["cause"] == "communication: the network"
 
 
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_job_that_is_counted_to_have_more_flops_to_do_is_not_slower(counted):
+    more = np.where(np.arange(300) < 100, 1.0, 1.6)
+    compute = calm(noise=0.005).T * more[:, None] * 1e8
+    flops = 1e12 * more if counted else np.full(300, 1e12)
+    duration, flops = compute.max(axis=1, keepdims=True) * 1.1, flops[:, None]
+    steps = {"compute": compute, "duration_ns": duration, "wait": duration - compute, "flops": flops}
+    found = findings(find(from_matrices({name: np.broadcast_to(m, (300, 8)) for name, m in steps.items()})))
+    assert [f.subject_type for f in found] == ([] if counted else ["job"])
+
+
+def test_a_job_whose_flops_nobody_counts_may_just_have_more_work():
+    compute = calm(noise=0.005)
+    compute[:, 150:] *= 2
+    (told,), (guessed,) = (findings(find(records(compute), inferred=says)) for says in (bool, lambda: True))
+    assert (told.severity, guessed.severity) == ("critical", "info")
+    assert "may be more work" in guessed.summary
+
+
 def test_waiting_for_one_rank_is_not_put_to_the_network():
     compute, late = calm(noise=0.005), np.where(np.arange(300) < 150, 0.25, 0.55)
     whole = compute.max(axis=0) + late

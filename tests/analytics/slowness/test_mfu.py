@@ -36,6 +36,17 @@ def test_a_decay_that_most_only_wait_for_is_put_to_those_who_cause_it(slow, coho
     assert finding.evidence["ranks"] == slow
 
 
+@pytest.mark.parametrize(("part", "severity"), [("forward", "info"), ("data", "critical")])
+def test_longer_compute_may_be_more_work_where_flops_are_inferred(part, severity):
+    columns = fleet(steps=120, noise=0.02)
+    extra = np.where(columns["step"] >= 80, 0.6 * columns["duration_ns"], 0)
+    columns[part], columns["duration_ns"] = columns[part] + extra, columns["duration_ns"] + extra
+    (finding,) = findings(mfu.find(timings(columns), inferred=lambda: True))
+    assert (finding.evidence["phase"], finding.severity) == (part, severity)
+    (finding,) = findings(mfu.find(timings(columns)))
+    assert finding.severity == "critical"
+
+
 def test_one_lucky_fast_window_is_no_decay_afterwards():
     columns = fleet(steps=200, noise=0.02)
     lucky = (columns["step"] >= 60) & (columns["step"] < 80)

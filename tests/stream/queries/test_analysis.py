@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pulsetrain.stream.queries import analysis, views
@@ -300,3 +302,15 @@ def test_tokens_of_a_replica_count_once(chdb_store, told, counting, wanted):
         chdb_store.insert("topology", table("topology", len(told), job=job, **places), token=f"{job}-places")
     curve = views.curve(chdb_store, job).to_pylist()
     assert [round(row["tokens_per_s"]) for row in curve] == [wanted] * 3
+
+
+@pytest.mark.parametrize(("said", "source"), [("explicit", "explicit"), ("autograd graph", "autograd graph")])
+def test_ranks_say_where_the_flops_of_an_attempt_come_from(chdb_store, said, source):
+    job, detail = f"flops {said}", f'{{"steps": "inferred", "flops": "{said}"}}'
+    row = {"job": job, "attempt": 1, "kind": "instrumentation", "detail": detail}
+    chdb_store.insert(
+        "events", table("events", 1, **{name: [value] for name, value in row.items()}), token=job
+    )
+    steps = AttemptSteps(job=job, attempt=1, first=0, last=9)
+    assert analysis.flops_source(chdb_store, steps) == source
+    assert analysis.flops_source(chdb_store, replace(steps, attempt=0)) == ""
