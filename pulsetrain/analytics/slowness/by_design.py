@@ -9,6 +9,7 @@ the ranks or more always took longer, they may have other work, or be slow.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,6 +96,26 @@ def unequal_halves(timings: Timings, work: NDArray[np.float64], least: float) ->
     Then nobody can tell which is usual. "" for none. `work` is the log of compute time [step, rank] in the
     steps that are compared. Of many steps some are looked at.
     """
+    return next((reason for _, reason in _halves(timings, work, least)), "")
+
+
+def slower_halves(timings: Timings, work: NDArray[np.float64], least: float) -> dict[int, str]:
+    """For each column of the slower half of `unequal_halves`, the reason not to name it.
+
+    A half that is one whole node is not among them. Then the quicker node is taken for usual.
+    """
+    return {
+        column: reason
+        for slow, reason in _halves(timings, work, least)
+        if set(timings.nodes[slow].tolist()) == {""} or len(np.unique(timings.nodes[slow])) > 1
+        for column in slow.tolist()
+    }
+
+
+def _halves(
+    timings: Timings, work: NDArray[np.float64], least: float
+) -> Iterator[tuple[NDArray[np.int64], str]]:
+    """The columns that always took longer, where they are half of a cohort or more, and that in words."""
     work = work[:: max(1, len(work) // LOOKED_STEPS)]
     for cohort in timings.cohorts:
         columns = cohort[np.isfinite(work[:, cohort]).any(axis=0)]
@@ -114,8 +135,8 @@ def unequal_halves(timings: Timings, work: NDArray[np.float64], least: float) ->
         ratio = float(np.exp(levels[:, slow].mean() - levels[:, quick].mean()))
         who, others = (listed(timings.ranks[columns[part]].tolist()) for part in (slow, quick))
         verb = "computes" if len(slow) == 1 else "compute"
-        return f"{who} {verb} {ratio:.2f}x as long as {others} all along: nobody can tell which is usual"
-    return ""
+        reason = f"{who} {verb} {ratio:.2f}x as long as {others} all along: nobody can tell which is usual"
+        yield columns[slow], reason
 
 
 def _chance(thirds: list[NDArray[np.float64]], levels: NDArray[np.float64]) -> float:
@@ -155,7 +176,7 @@ def _more_pieces(timings: Timings, suspect: Suspect) -> str:
 def _more_flops(timings: Timings, suspect: Suspect) -> str:
     """It has more FLOPs to do than the others, per token where tokens differ. "" where nobody counts them."""
     flops = _flops(timings)[suspect.rows]
-    known = np.isfinite(flops).any(axis=0)
+    known = np.asarray(np.isfinite(flops).any(axis=0), np.bool_)
     cohort = np.flatnonzero(np.isin(timings.classes, timings.classes[suspect.columns]) & known)
     others = np.setdiff1d(cohort, suspect.columns)
     if not len(others) or not known[suspect.columns].all():

@@ -13,7 +13,7 @@ rank is compared with its own past (`own_history`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,7 +90,8 @@ def find(
         return [Inconclusive(analyzer=NAME, reason=reason)]
     suspects, changes, compared, hidden = _suspects(timings, work, rows, config, scan=scan)
     waits = processor_wait_ratio(timings)
-    strong = [(s, by_design.doubt(timings, s)) for s in strongest(suspects)]
+    halves = by_design.slower_halves(timings, work.whole[rows], config.warning_ratio) if suspects else {}
+    strong = [(s, by_design.doubt(timings, s) or _of_half(s, halves)) for s in strongest(suspects)]
     likely = [s for s, doubt in strong if _matters(s, waits, config) and not doubt]
     weighed = weigh(timings, likely, arrivals)
     if weighed.suspects:
@@ -117,6 +118,12 @@ def find(
         **({"models": np.unique(timings.models).tolist()} if len(timings.models) else {}),
     }
     return [Healthy(analyzer=NAME, numbers=numbers)]
+
+
+def _of_half(suspect: Suspect, halves: Mapping[int, str]) -> str:
+    """Why a suspect whose cohort has a slower half may be as sound as the others. "" for none."""
+    told = {halves.get(column, "") for column in suspect.columns.tolist()}
+    return "" if suspect.cause or suspect.by_history or "" in told else min(told)
 
 
 def _not_known(timings: Timings, work: Floats, rows: Rows) -> str:

@@ -179,8 +179,16 @@ def test_where_most_of_a_stage_always_takes_longer_nobody_can_tell_which_is_usua
     own = compute()
     own[:100, :5] *= 1.5  # they are quick again
     assert isinstance(straggler.find(job(own))[0], Healthy)
+
+
+def test_of_two_halves_that_always_differed_only_a_whole_node_or_who_became_slow_is_named():
     own = compute()
-    own[:, :4] *= 1.5  # the quicker half is the reference
+    own[:, :4] *= 1.5
+    why = "ranks 0-3 compute 1.50x as long as ranks 4-7 all along"
+    assert why in said(job(own))
+    assert why in said(job(own, nodes=np.array(list("aabbccdd"))))
+    assert named(straggler.find(job(own, nodes=np.array(list("aaaabbbb"))))) == ["a"]
+    own[:80, :4] /= 1.5
     assert set(named(straggler.find(job(own)))) == {"0", "1", "2", "3"}
 
 
