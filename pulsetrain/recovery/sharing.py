@@ -137,8 +137,13 @@ class JobShare:
         return Counter(map(machine, self._usable()))
 
     def _usable(self) -> list[Node]:
-        """Its nodes that could run ranks. Processes that were dumped go on on their own node alone."""
-        usable = [node for node in self._state.members.nodes.values() if _could_run(node)]
+        """Its nodes that could run ranks. Processes that were dumped go on on their own node alone.
+
+        A node of its world trains on under a cordon, which only bars nodes that would be taken anew.
+        """
+        trains = frozenset() if self.resting else {m.node for m in self._state.members.world}
+        nodes = self._state.members.nodes.values()
+        usable = [node for node in nodes if _could_run(node) or (node.usable and node.name in trains)]
         image = resume_nodes.waiting_image(self._state, self._state.move)
         own = [node for node in usable if image is not None and node.name == image.node]
         return own or (usable if image is None or self._may_lose() or self._state.can_resume() else [])

@@ -158,6 +158,38 @@ def test_an_elastic_job_gives_one_machine_and_gets_it_back():
     run(scenario)
 
 
+@pytest.mark.parametrize("hosts", ["h", "hi"])
+def test_a_cordon_of_a_node_that_trains_changes_nothing(hosts):
+    async def scenario():
+        pool = Pool()
+        for host in hosts:
+            pool.come("b", "basic", host, nnodes=len(hosts), least=len(hosts))
+        await pool.pass_()
+        pool.fleet.controller.jobs["b"]._state.members.nodes["b-h"].cordon = "hot"
+        await pool.pass_(10)
+        assert pool.phase("b") is Phase.RUNNING
+        assert pool.world("b") == [f"b-{host}" for host in hosts]
+        assert pool.actions() == [("start", "b")]
+
+    run(scenario)
+
+
+def test_a_pre_empted_job_does_not_begin_anew_on_a_node_under_a_cordon():
+    async def scenario():
+        pool = Pool()
+        pool.come("b", "basic")
+        await pool.pass_()
+        premium = pool.come("p", "premium")
+        await pool.pass_(10)
+        pool.fleet.controller.jobs["b"]._state.members.nodes["b-h"].cordon = "hot"
+        for rank in (0, 1):
+            premium.rank_exits(rank, 0)
+        await pool.pass_(4)
+        assert pool.phase("b") is Phase.PREEMPTED
+
+    run(scenario)
+
+
 def test_a_job_without_a_checkpoint_is_not_stopped():
     async def scenario():
         pool = Pool()
