@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.recovery import faults, hold, images, kept_moves, late_ranks, resume_nodes
+from pulsetrain.recovery import faults, hold, images, kept_moves, late_ranks, resume_nodes, unsaved_work
 from pulsetrain.recovery.move_request import ASKED, LONGEST_S, Hold, Image, Move, MoveRequest
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.record import Fault, Recovery
@@ -62,12 +62,13 @@ def refusal(job: JobState, request: MoveRequest) -> str:
         return f"job {job.name!r} is about to be moved already ({job.move.request.what})"
     if request.what == "migrate":
         return _why_it_stays(job, request.node)
-    if request.lose_progress or job.last_step < 0 or job.can_resume():
+    done = unsaved_work.done(job)
+    if request.lose_progress or not done or job.can_resume():
         return ""
     no_dump = images.why_not(job)
     if not no_dump:
         return ""
-    lost = f"{job.last_step + 1} steps would be lost (allow it: --lose-progress)"
+    lost = f"{done} would be lost (allow it: --lose-progress)"
     return f"job {job.name!r} has no checkpoint, and its processes are not dumped ({no_dump}): {lost}"
 
 
@@ -205,24 +206,24 @@ def _gives_up(job: JobState, move: Move, image: Image) -> bool:
     """The job goes on from a saved step. Where there is none, it is not pre-empted. Whether that is so."""
     if move.hold is not None and move.hold.state in ("missed", "over"):
         move.hold = None
-    if move.request.lose_progress or job.last_step < 0 or job.can_resume():
+    if move.request.lose_progress or not unsaved_work.done(job) or job.can_resume():
         return False
-    job.write("preempt_dropped", {"why_not": image.why_not}, actor=move.request.actor)
-    job.services.memory.preemption(job.name, None)
-    job.move = None
+    _drop(job, move, image.why_not)
     return True
 
 
 def _look_at_running(job: JobState, move: Move, loop: Loop) -> None:
+    if unsaved_work.done(job):
+        move.newer_than = max(move.newer_than, 0)  # it was asked for before the first step
     if _dumps(job, move, loop):
         return
     why_not = _why_it_stays(job, move.request.node) if move.request.node else ""
     if why_not:
-        _drop_migration(job, move, why_not)
+        _drop(job, move, why_not)
     elif _may_act(job, move) and _stands_saved(job, move, loop):
         why_not = _why_begins_anew(job, move.request)
         if why_not:
-            _drop_migration(job, move, why_not)
+            _drop(job, move, why_not)
             return
         move.acted_in, move.saved_ns = job.attempt.number, job.now_ns()
         if move.hold is not None:
@@ -238,20 +239,32 @@ def _look_at_running(job: JobState, move: Move, loop: Loop) -> None:
             move.hold = hold.begin_after_own_save(job, step, limit_s, lambda: look(job, loop))
 
 
-def _drop_migration(job: JobState, move: Move, why_not: str) -> None:
-    job.write("migrate_dropped", {"why_not": why_not}, node=move.request.node, actor=move.request.actor)
+def _drop(job: JobState, move: Move, why_not: str) -> None:
+    """The job trains on, and says why."""
+    request = move.request
+    job.write(f"{request.what}_dropped", {"why_not": why_not}, node=request.node, actor=request.actor)
     hold.release(job, move.hold)
+    if request.what == "preempt":
+        job.services.memory.preemption(job.name, None)
     job.move = None
     end_saves(job)
 
 
 def _why_begins_anew(job: JobState, request: MoveRequest) -> str:
-    """Why a migration would lose all steps, "" where it does not. Who wants that evicts the node."""
-    if request.what != "migrate" or request.lose_progress or job.last_step < 0:
+    """Why all steps would be lost, "" where they are not. Looked at when the job is about to be stopped.
+
+    Of a migration nobody can want that: who does evicts the node.
+    """
+    if request.lose_progress or request.what == "update":
         return ""
-    if job.can_resume() and restorable_without(job, request.node) >= 0:
+    if request.what == "preempt":
+        lost = unsaved_work.lost_now(job)
+        told = f"{lost} would be lost (allow it: --lose-progress)"
+        return f"job {job.name!r} has no checkpoint: {told}" if lost else ""
+    done = unsaved_work.done(job)
+    if not done or (job.can_resume() and restorable_without(job, request.node) >= 0):
         return ""
-    lost = f"{job.last_step + 1} steps would be lost (evict the node to allow it)"
+    lost = f"{done} would be lost (evict the node to allow it)"
     return f"job {job.name!r} has no checkpoint that holds without node {request.node!r}: {lost}"
 
 

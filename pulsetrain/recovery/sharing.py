@@ -12,7 +12,7 @@ from typing import Protocol
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.late_rows import column
-from pulsetrain.recovery import elasticity, faults, liveness, moving, resume_nodes, standby_care
+from pulsetrain.recovery import elasticity, faults, liveness, moving, resume_nodes, standby_care, unsaved_work
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.new_share import NewShare
 from pulsetrain.recovery.nodes import GONE, Node, NodeState
@@ -225,7 +225,7 @@ class JobShare:
         state = self._state
         if state.phase is not Phase.RUNNING:
             return ""
-        if state.last_step >= 0 and not state.can_resume():
+        if unsaved_work.lost_now(state):
             return "it has no checkpoint"  # what is dumped goes on only where it was
         return moving.refusal(self._state, MoveRequest(what="preempt", reason=HELD, actor=ACTOR))
 
@@ -317,7 +317,7 @@ def _change_size(job: JobState) -> None:
 
 
 def _saved(job: JobState, share: NewShare) -> bool:
-    if job.last_step < 0 and not job.attempt.first_step_done:
+    if not unsaved_work.done(job):
         return True  # there is nothing to save
     if share.asked_in != job.attempt.number:
         share.asked_in = job.attempt.number
@@ -327,4 +327,4 @@ def _saved(job: JobState, share: NewShare) -> bool:
     waited_s = job.services.clock.monotonic_s() - share.asked_s
     if is_writing(job) and waited_s < share.wait_s + TORN_S:
         return False
-    return saved >= share.newer_than or (waited_s >= share.wait_s and saved >= 0)
+    return saved >= 0 and (saved >= share.newer_than or waited_s >= share.wait_s)

@@ -12,7 +12,7 @@ from typing import Protocol
 import structlog
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.recovery import moving
+from pulsetrain.recovery import moving, unsaved_work
 from pulsetrain.recovery.back_off import COUNTED
 from pulsetrain.recovery.record import Fault, Recovery
 from pulsetrain.recovery.restarts import Restarts
@@ -50,9 +50,9 @@ def refusal(job: JobState, request: UpdateRequest) -> str:
         return f"update {now.pending.program.number} of job {job.name!r} waits: take it back with --cancel"
     if request.what == "revert" and now.before is None:
         return f"job {job.name!r} was not updated: there is nothing to go back to"
-    if request.within_s == 0 and job.last_step >= 0 and not job.can_resume():
-        steps = job.last_step + 1
-        return f"job {job.name!r} has no checkpoint: {steps} steps would be lost. Without --now it waits"
+    done = unsaved_work.done(job)
+    if request.within_s == 0 and done and not job.can_resume():
+        return f"job {job.name!r} has no checkpoint: {done} would be lost. Without --now it waits"
     return ""
 
 
