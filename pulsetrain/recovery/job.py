@@ -249,12 +249,11 @@ class Job:
     def _begin(self) -> None:
         """Enough nodes are here. A job of a pool that this hub does not know yet keeps what it had."""
         state = self._state
-        interrupted = state.phase is Phase.FORMING and state.members.survived()
-        if self._services.pooled and state.phase is Phase.FORMING:
-            if not interrupted:
-                self.sharing.hold()  # another run of that name: it waits for its share as any new job does
-                return
-            sharing.take_up(state)
+        forming = state.phase is Phase.FORMING
+        interrupted = forming and state.members.survived()
+        if self._services.pooled and forming and not (interrupted and sharing.take_up(state)):
+            self.sharing.hold()  # also another run of that name: it waits for its share as a new job does
+            return
         self._loop.post(Event.INTERRUPTED if interrupted else Event.QUORUM)
 
     def observe(self, new: Iterable[Observation], still_open: Iterable[Observation] = ()) -> None:

@@ -298,16 +298,17 @@ def look(job: JobState, loop: Loop) -> None:
         loop.report(faults.shared(share.reason, job.attempt.number, job.now_ns()))
 
 
-def take_up(job: JobState) -> None:
-    """The hub is new, and none of the job's ranks runs. It goes on with the nodes that it had, where enough
-    of them are here, until the pool gives it others."""
+def take_up(job: JobState) -> bool:
+    """The hub is new, and none of the job's ranks runs. It goes on with the nodes that it had, until the pool
+    gives it others. Returns False where too few of them are here: others may be in use by another job."""
     before, members = job.members.before, job.members
     if before is None or members.allowed is not None:
-        return
+        return True
     mine = frozenset(node.name for node in members.present() if node.name in before.nodes)
     size = job.resizing.sizes.fit(len(mine))
     if size:
         members.allowed, job.resizing.size = mine, size
+    return bool(size)
 
 
 def _change_size(job: JobState) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.protocol.messages import NOT_READ, SaveFrom, Stop
+from pulsetrain.protocol.messages import NOT_READ, SaveFrom, SelfCheck, Start, Stop
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
@@ -232,6 +232,25 @@ def test_a_job_that_stood_while_its_hub_was_lost_keeps_to_the_nodes_that_it_had(
         assert fleet.job.phase is Phase.RUNNING
         assert [m.node for m in fleet.job.world] == ["a", "c"]
         assert fleet.share.holds() == {"a": 1, "c": 1}
+
+    run(scenario)
+
+
+def test_a_job_that_a_new_hub_finds_without_enough_of_its_nodes_waits_for_the_pool():
+    async def scenario():
+        fleet = await trains_on_two_nodes()
+        new = Held("", memory=fleet.memory)
+        new.agents = {name: new.join(name) for name in "ac"}  # another job may run on c
+        for _ in range(20):
+            for agent in new.agents.values():
+                agent.send_heartbeat()
+            await new.settle(1.0)
+        assert (new.job.phase, new.share.holds(), new.share.wanted) == (Phase.PREEMPTED, {}, True)
+        assert [type(c) for c in new.agents["c"].commands if isinstance(c, Start | SelfCheck)] == []
+        new.share.give({"a": 1, "c": 1}, "a test", 5.0)
+        await new.settle(1.0)
+        assert new.job.phase is Phase.RUNNING
+        assert [m.node for m in new.job.world] == ["a", "c"]
 
     run(scenario)
 
