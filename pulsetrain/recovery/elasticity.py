@@ -221,7 +221,10 @@ def _tell_refusal(job: JobState, reasons: Sequence[str]) -> bool:
 
 
 def _go_back(job: JobState) -> None:
-    """The world becomes the one from before its size changed last."""
+    """The world becomes the one from before its size changed last.
+
+    Of that a pool may have given machines to others. The job waits without them until the pool decides.
+    """
     resizing, members = job.resizing, job.members
     resizing.goes_back = False
     if resizing.came_from:
@@ -229,10 +232,9 @@ def _go_back(job: JobState) -> None:
             node.state = NodeState.STANDBY
         members.world, resizing.size = resizing.came_from, len(resizing.came_from)
         names = {member.node for member in members.world}
-        if members.allowed is not None:
-            members.allowed |= names
         for node in members.reserves():
-            node.state = NodeState.ACTIVE if node.name in names else node.state
+            back = node.name in names and (members.allowed is None or node.name in members.allowed)
+            node.state = NodeState.ACTIVE if back else node.state
 
 
 def _tell(job: JobState, before: int, size: int) -> None:

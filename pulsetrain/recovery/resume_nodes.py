@@ -100,9 +100,9 @@ async def checked_first(job: JobState) -> None:
 
 
 def may_be_checked(job: JobState, node: Node) -> bool:
-    """Whether the check before a launch may use a node. The devices of one that was not chosen may be
-    somebody else's by now."""
-    return job.members.chosen is None or node.name in job.members.chosen
+    """Whether the check before a launch may use a node. The devices of one that was not chosen,
+    or that the pool has not given, may be somebody else's by now."""
+    return job.members.may_use(node)
 
 
 def has_only_image(job: JobState) -> bool:

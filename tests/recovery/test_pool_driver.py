@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.protocol.messages import Held, Start, Stop
+from pulsetrain.protocol.messages import Held, SelfCheck, Start, Stop
 from pulsetrain.recovery import actions, pool_driver
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.pool.config import PoolConfig
@@ -186,6 +186,27 @@ def test_a_pre_empted_job_does_not_begin_anew_on_a_node_under_a_cordon():
             premium.rank_exits(rank, 0)
         await pool.pass_(4)
         assert pool.phase("b") is Phase.PREEMPTED
+
+    run(scenario)
+
+
+def test_a_job_that_must_go_back_to_its_size_takes_no_machine_of_another():
+    async def scenario():
+        pool = Pool()
+        pool.replicated = True
+        small, given = (pool.come("j", "basic", host, nnodes=2, least=1) for host in ("h", "i"))
+        await pool.pass_(10)
+        small.stepless = True
+        pool.come("p", "premium", "i")
+        await pool.pass_(12)
+        assert (pool.world("j"), pool.phase("p")) == (["j-h"], Phase.RUNNING)
+        given.commands.clear()
+        small.rank_exits(0, 1, not_reshardable="seen: saved as (4,), wanted as (2,)")
+        for _ in range(12):
+            await pool.pass_(1)
+            assert pool.driver.row()["machines"]["i"] == {"devices": 2, "used": 2}
+        assert not [c for c in given.commands if isinstance(c, Start | SelfCheck)]
+        assert (pool.world("p"), pool.phase("p")) == (["p-i"], Phase.RUNNING)
 
     run(scenario)
 
