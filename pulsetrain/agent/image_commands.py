@@ -57,7 +57,8 @@ def dump(
 ) -> JsonObject:
     """Dump all ranks and the store at which they met. They are left stopped where that worked.
 
-    Raises `UsageError` or `Unavailable` where they cannot be dumped. Then they stand on.
+    Raises `UsageError` or `Unavailable` where they cannot be dumped. Then they stand on. So they do where
+    that takes longer than the hub waits, or somebody asks for another hold meanwhile.
     """
     standing = ranks.alive
     if command.attempt != ranks.attempt:
@@ -75,8 +76,16 @@ def dump(
         rank.dumped = True
     processes = {f"rank_{rank.rank}": rank.pid for rank in standing} | {STORE: store}
     outputs = {f"rank_{rank.rank}": (str(rank.out), str(rank.err)) for rank in standing}
+    asked, limit_ns = holds(standing), int(command.limit_s * 1e9)
+
+    def why_end() -> str:
+        if holds(standing) != asked:
+            return "another hub wants the ranks to run, or to stand for something else"
+        late = 0 < limit_ns < clock_ns() - began_ns
+        return f"it takes longer than {command.limit_s:g} s" if late else ""
+
     try:
-        manifest = images.dump(command.name, command.attempt, processes, outputs)
+        manifest = images.dump(command.name, command.attempt, processes, outputs, why_end=why_end)
     except Unavailable:
         for rank in standing:
             rank.dumped = False

@@ -524,12 +524,14 @@ class DumpRanks:
     """Dump the ranks of `attempt`, which stand still, into the image `name`, and leave them stopped.
 
     `data` of the reply is {"bytes", "stored_bytes", "new_bytes", "dump_ns", "processes"}. Where it fails, the
-    ranks stand on as before.
+    ranks stand on as before. So do they where it takes longer than `limit_s`, for which the hub waits. 0: it
+    does not say.
     """
 
     id: int
     attempt: int
     name: str
+    limit_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,7 +71,7 @@ async def _take(job: JobState, image: Image, held: Hold) -> str:
     if job.attempt.number != image.attempt:
         return "the ranks were launched anew"
     name = f"attempt-{image.attempt}-{held.number}"
-    command = DumpRanks(id=job.next_id(), attempt=image.attempt, name=name)
+    command = DumpRanks(id=job.next_id(), attempt=image.attempt, name=name, limit_s=DUMP_TIMEOUT_S)
     reply = await job.ask(job.members.nodes[image.node], command, DUMP_TIMEOUT_S)
     if reply.error:
         return reply.error

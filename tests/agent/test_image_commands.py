@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -65,7 +65,7 @@ class Images:
     def keeps(self, name):
         return not self.cleared
 
-    def dump(self, name, attempt, processes, outputs):
+    def dump(self, name, attempt, processes, outputs, *, why_end):
         if self.refuses:
             raise Unavailable(self.refuses)
         self.dumped = dict(processes)
@@ -99,6 +99,48 @@ def test_ranks_that_cannot_be_dumped_stand_on_for_a_bounded_time():
         dump([rank], Images("no space left"))
     assert not rank.dumped
     assert rank.holds[-1][2] == 1000 + int(image_commands.STOPPED_S * 1e9)
+
+
+class SlowImages(Images):
+    """Each process takes a second. `begun` are those of which the dump began."""
+
+    def __init__(self, meanwhile=lambda: None):
+        super().__init__()
+        self.begun, self.now_ns, self.meanwhile = [], 0, meanwhile
+
+    def clock_ns(self):
+        return self.now_ns
+
+    def dump(self, name, attempt, processes, outputs, *, why_end):
+        for process in processes:
+            if why := why_end():
+                raise Unavailable(why)
+            self.begun.append(process)
+            self.now_ns += 10**9
+            self.meanwhile()
+        return super().dump(name, attempt, processes, outputs, why_end=why_end)
+
+
+def test_a_dump_ends_once_the_hub_does_not_wait_for_it_any_more():
+    rank, images = Rank(0), SlowImages()
+    command = replace(COMMAND, limit_s=1.5)
+    with pytest.raises(Unavailable, match=r"it takes longer than 1\.5 s"):
+        image_commands.dump(command, Ranks([rank, Rank(1)]), images, 50, clock_ns=images.clock_ns)
+    assert images.begun == ["rank_0", "rank_1"]
+    assert not rank.dumped
+
+
+def test_a_dump_ends_once_the_ranks_are_to_run():
+    rank = Rank(0)
+
+    def released():
+        rank.standing_number = (0, 9)
+
+    images = SlowImages(released)
+    with pytest.raises(Unavailable, match="wants the ranks to run"):
+        image_commands.dump(COMMAND, Ranks([rank, Rank(1)]), images, 50, clock_ns=images.clock_ns)
+    assert images.begun == ["rank_0"]
+    assert not rank.dumped
 
 
 @pytest.mark.parametrize(

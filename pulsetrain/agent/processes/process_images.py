@@ -35,7 +35,7 @@ from pulsetrain.diagnostics import process_dump
 log = structlog.get_logger()
 
 DUMP_TIMEOUT_S = 600.0  # for one process. To end CRIU in the middle may leave that as it must not be
-RESTORE_TIMEOUT_S = 60.0
+RESTORE_TIMEOUT_S = 60.0  # or as long as all processes would take one by one, at the pace of the dump
 STOP_TIMEOUT_S = 5.0
 LOOK_S = 0.02
 MANIFEST = "manifest.json"
@@ -51,10 +51,11 @@ tries=0
 while [ ! -e "$folder/go" ]; do
     [ -e "$folder/stop" ] && exit 1
     tries=$((tries + 1))
-    [ "$tries" -gt 1500 ] && exit 1
+    [ "$tries" -gt TRIES ] && exit 1
     sleep 0.04
 done
 """
+GATE_POLL_S = 0.04
 
 Run = Callable[[Sequence[str], float], tuple[int, str]]
 
@@ -65,7 +66,8 @@ class Manifest:
 
     `outputs` are the two log files of each process, "" where it has none. `boot` tells one start of the host
     from another: clocks of processes do not go on after a new one. `bytes` is what CRIU wrote, `stored_bytes`
-    what is left with each page counted once, and `new_bytes` what of that the last image had not.
+    what is left with each page counted once, and `new_bytes` what of that the last image had not. The dump
+    took `dump_s`.
     """
 
     name: str
@@ -78,6 +80,12 @@ class Manifest:
     bytes: int
     stored_bytes: int = 0
     new_bytes: int = 0
+    dump_s: float = 0.0
+
+    @property
+    def restore_limit_s(self) -> float:
+        """How long a restore may take."""
+        return max(RESTORE_TIMEOUT_S, self.dump_s * len(self.processes))
 
 
 class ProcessImages:
@@ -98,7 +106,13 @@ class ProcessImages:
         return not self.lacks
 
     def dump(
-        self, name: str, attempt: int, processes: Mapping[str, int], outputs: Mapping[str, Sequence[str]]
+        self,
+        name: str,
+        attempt: int,
+        processes: Mapping[str, int],
+        outputs: Mapping[str, Sequence[str]],
+        *,
+        why_end: Callable[[], str] = str,
     ) -> Manifest:
         """Dump processes by their names, and leave them stopped. Every other image is removed.
 
@@ -106,12 +120,15 @@ class ProcessImages:
         its image already, and what is restored would wait for that answer. One that uses a GPU goes on until
         its own dump: the driver's part of that needs it to run.
 
+        `why_end` says before and after each process why nobody wants the image any more, "" for no reason.
+        CRIU itself is not ended: that may leave its process as it must not be.
+
         Raises `Unavailable` where one cannot be dumped. Then all of them run on, and no image is left.
         """
         if not self.possible:
             raise Unavailable(f"processes cannot be dumped here: {self.lacks}")
         self.clear()
-        folder = self._folder / name
+        folder, began_s = self._folder / name, time.monotonic()
         try:
             stop(pid for pid in processes.values() if not _uses_gpu(pid))
             refuse_outsiders(processes)
@@ -119,7 +136,9 @@ class ProcessImages:
             files: dict[str, str] = {}
             sizes: list[tuple[int, int]] = []
             for process, pid in processes.items():
+                _refuse(why_end())
                 self._dump_one(pid, process, folder / process)
+                _refuse(why_end())
                 found = _images(folder / process)
                 files |= {str(p.relative_to(folder)): _digest(p) for p in found}
                 sizes += [self._keep(name, p) for p in found]
@@ -136,6 +155,7 @@ class ProcessImages:
                 bytes=sum(size for size, _ in sizes),
                 stored_bytes=own_bytes + self._blocks.stored_bytes(f"{name}/"),
                 new_bytes=sum(new for _, new in sizes),
+                dump_s=time.monotonic() - began_s,
             )
             written = folder / f"{MANIFEST}.new"
             written.write_text(json.dumps(asdict(manifest)))
@@ -197,18 +217,23 @@ class ProcessImages:
         for mark in ("go", "stop", *(f"ready.{pid}" for pid in manifest.processes.values())):
             (folder / mark).unlink(missing_ok=True)
         gate = folder / "gate"
-        gate.write_text(GATE)
+        limit_s = manifest.restore_limit_s
+        gate.write_text(GATE.replace("TRIES", str(int(limit_s / GATE_POLL_S))))
         gate.chmod(0o700)
         codes: dict[str, int] = {}
         started: dict[str, int] = {}
         try:
             for process in manifest.processes:
                 started[process] = _begin(folder / process, gate, zygote, process, codes)
-            _await(lambda: all((folder / f"ready.{p}").exists() for p in manifest.processes.values()), codes)
+            _await(
+                lambda: all((folder / f"ready.{p}").exists() for p in manifest.processes.values()),
+                codes,
+                limit_s,
+            )
             for process, pid in manifest.processes.items():
                 zygote.adopt(pid, on_exit[process])
             (folder / "go").touch()
-            _await(lambda: len(codes) == len(started), codes)
+            _await(lambda: len(codes) == len(started), codes, limit_s)
             let_go(manifest.processes.values())  # they were stopped when they were dumped
         except (OSError, PulsetrainError) as error:
             with contextlib.suppress(OSError):
@@ -254,6 +279,11 @@ class ProcessImages:
         status, said = self._run(command, DUMP_TIMEOUT_S)
         if status:
             raise Unavailable(f"{process}: {last_error(_text(folder / 'dump.log') or said)}")
+
+
+def _refuse(why: str) -> None:
+    if why:
+        raise Unavailable(why)
 
 
 def refuse_outsiders(processes: Mapping[str, int]) -> None:
@@ -399,9 +429,9 @@ def _begin(folder: Path, gate: Path, zygote: Zygote, process: str, codes: dict[s
         os.close(log_file)
 
 
-def _await(holds: Callable[[], bool], codes: Mapping[str, int]) -> None:
+def _await(holds: Callable[[], bool], codes: Mapping[str, int], limit_s: float) -> None:
     """Wait until it holds. Raises `Unavailable` where a restore ends with an error, or takes too long."""
-    deadline_s = time.monotonic() + RESTORE_TIMEOUT_S
+    deadline_s = time.monotonic() + limit_s
     while True:
         held = holds()
         failed = next((name for name, code in dict(codes).items() if code), None)
@@ -410,7 +440,7 @@ def _await(holds: Callable[[], bool], codes: Mapping[str, int]) -> None:
         if held:
             return
         if time.monotonic() > deadline_s:
-            raise Unavailable(f"not restored in {RESTORE_TIMEOUT_S:g} s")
+            raise Unavailable(f"not restored in {limit_s:g} s")
         time.sleep(LOOK_S)
 
 

@@ -5,6 +5,7 @@ import pathlib
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -94,6 +95,29 @@ def test_everything_stands_before_the_first_process_is_dumped(tmp_path, trees):
         made.dump("one", 3, dict(zip(("rank_0", "rank_1"), trees, strict=True)), {})
     assert states == [{psutil.STATUS_STOPPED}]
     assert psutil.STATUS_STOPPED not in family_states(trees)
+
+
+def test_a_restore_has_the_time_of_the_dump_for_each_process(tmp_path, sleeper):
+    written = dump(images(tmp_path), sleeper)
+    assert 0 < written.dump_s < written.restore_limit_s == process_images.RESTORE_TIMEOUT_S
+    assert replace(written, dump_s=100.0).restore_limit_s == 200.0
+
+
+def test_a_dump_that_nobody_wants_any_more_begins_no_other_process_and_lets_all_run_on(tmp_path, trees):
+    begun = []
+
+    def run(command, timeout_s):
+        begun.append(command[3])
+        return 0, ""
+
+    made = ProcessImages(tmp_path, run=run)
+    made.lacks = ""
+    processes = dict(zip(("rank_0", "rank_1"), trees, strict=True)) | {"store": trees[0]}
+    with pytest.raises(Unavailable, match="it is late"):
+        made.dump("one", 3, processes, {}, why_end=lambda: "it is late" if len(begun) == 2 else "")
+    assert begun == [str(pid) for pid in trees]
+    assert psutil.STATUS_STOPPED not in family_states(trees)
+    assert nothing_is_left(tmp_path)
 
 
 def test_where_one_process_cannot_be_dumped_no_image_is_left(tmp_path, sleeper):
