@@ -77,6 +77,11 @@ class AttemptState:
         warmup = self._warmup
         return warmup is not None and not warmup.reported
 
+    def has_stepped(self, attempt: int) -> bool:
+        """Whether the first step of this attempt was reported."""
+        warmup = self._warmup
+        return warmup is not None and warmup.attempt == attempt and warmup.reported
+
     def first_step(self, ranks: Iterable[RankOfAttempt], now_ns: int) -> FirstStep | None:
         """The report of the first step, once: at the first call at which every rank has done it."""
         with self._lock:

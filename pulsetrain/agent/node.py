@@ -167,6 +167,10 @@ class Node:
         if report is not None:
             self.link.report(report)
 
+    def look_at_devices(self) -> None:
+        """Place ranks that share devices by the shards that they hold, once they have said that."""
+        self.ranks.look_at_devices(stepped=self._attempt.has_stepped(self.ranks.attempt))
+
     def report_exit(self, report: RankExit) -> None:
         """Tell the hub of a rank's end, unless the agent has stopped that attempt meanwhile."""
         present = report.attempt == self.ranks.attempt

@@ -128,6 +128,7 @@ class Agent:
         if outcome is not None:
             return outcome
         self.node.report_first_step()
+        self.node.look_at_devices()
         now_s = self._clock.monotonic_s()
         if now_s >= self._heartbeat_due_s:
             self._heartbeat_due_s = now_s + self._config.heartbeat_s

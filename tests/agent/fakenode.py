@@ -91,6 +91,9 @@ class FakeRanks:
         if update.number and self.lacks_program:
             raise ProgramRefused(self.lacks_program)
 
+    def look_at_devices(self, *, stepped: bool) -> None:
+        pass
+
     def share(
         self, devices: int, timeout_s: float, *, dry_run: bool = False
     ) -> tuple[dict[int, int], list[int]]:

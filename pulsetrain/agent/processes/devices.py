@@ -48,6 +48,8 @@ class SharedDevices:
         self.number = 0
         self._lock = threading.Lock()  # each command has a thread of its own
         self._known: dict[int, Mapping[str, int]] = {}
+        self._placed_by: dict[int, Mapping[str, int]] = {}  # the coordinates by which ranks were placed last
+        self._too_early = False  # it is not known yet who holds which shard, so that nobody squashes
 
     def share(self, ranks: Sequence[SharingRank], devices: int, *, dry_run: bool = False) -> dict[int, int]:
         """Let `ranks` take turns on so many devices. 0, or one for each rank: none is shared.
@@ -60,6 +62,7 @@ class SharedDevices:
             if dry_run:
                 return placed
             self.number = devices if placed else 0
+            self._placed_by = dict(self._known)
             for rank in ranks:
                 wanted = placed.get(rank.rank, -1)
                 if rank.device.device != wanted:
@@ -71,7 +74,7 @@ class SharedDevices:
         """Let those of each device squash. `ranks` are in the order of their local ranks."""
         groups: dict[int, list[int]] = defaultdict(list)
         for local_rank, rank in enumerate(ranks):
-            if self._squashes and rank.rank in placed:
+            if self._squashes and not self._too_early and rank.rank in placed:
                 groups[placed[rank.rank]].append(local_rank)
         if self.squash is not None:
             self.squash.group(groups.values())
@@ -86,6 +89,23 @@ class SharedDevices:
         """Ranks are about to start. Those that cannot share so few devices get one each, and start."""
         if self.squash is not None and devices:
             self.squash.reset()
+        self._too_early = any(rank.rank not in self._known for rank in ranks)
+        self._share_or_not(ranks, devices)
+
+    def look(self, ranks: Sequence[SharingRank], *, stepped: bool) -> None:
+        """Place ranks anew once they have said where they are in the mesh, which they cannot before they run.
+
+        Those that have done their first step (`stepped`) and have not said it are replicas of one shard.
+        """
+        if not self.number or not ranks:
+            return
+        said = {rank.rank: rank.coordinates for rank in ranks}
+        moved = None not in said.values() and any(self._placed_by.get(n) != at for n, at in said.items())
+        if moved or (self._too_early and (stepped or None not in said.values())):
+            self._too_early = False
+            self._share_or_not(ranks, self.number)
+
+    def _share_or_not(self, ranks: Sequence[SharingRank], devices: int) -> None:
         try:
             self.share(ranks, devices)
         except UsageError as error:

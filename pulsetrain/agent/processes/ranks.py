@@ -160,6 +160,10 @@ class Ranks:
         placed = self.devices.share(self.all, devices, dry_run=dry_run)
         return placed, [] if dry_run else self.devices.wait(self.all, timeout_s)
 
+    def look_at_devices(self, *, stepped: bool) -> None:
+        """Ranks that share devices may have said who holds which shard. `stepped`: they have done a step."""
+        self.devices.look(self.all, stepped=stepped)
+
     def stop(self, zygote: Zygote, grace_s: float) -> None:
         """End every rank: SIGTERM and SIGCONT, then SIGKILL after `grace_s`; returns once none is left.
 

@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from pulsetrain.agent.processes.devices import SharedDevices
+from pulsetrain.collectors import squash_layout as layout
 from pulsetrain.collectors.layout import W_DEVICE_FOLLOWS, W_DEVICE_ORDER, W_DEVICE_REFUSED
 from pulsetrain.collectors.rank.device_turns import FileLocks
+from pulsetrain.collectors.rank.squash.cell import Page
+from pulsetrain.collectors.reading.squash_words import SquashMemory
 from pulsetrain.core.errors import UsageError
 from tests.collectors.rank.watched import Watched
 
@@ -77,6 +80,61 @@ def test_the_mesh_decides_who_shares_and_is_remembered_for_the_next_attempt(devi
     assert devices.share([Rank(n) for n in range(4)], 2) == expected
     with pytest.raises(UsageError, match="2 different shards"):
         devices.share(ranks, 1)
+
+
+def mesh_of(ranks):
+    """They say that they are tp 2 x dp 2."""
+    for rank in ranks:
+        rank.coordinates = {"tp": rank.rank % 2, "dp": rank.rank // 2}
+
+
+def masks(shared):
+    return [Page(shared.squash.fd, local).words[layout.W_MASK] for local in range(4)]
+
+
+@pytest.fixture
+def squashing():
+    shared = SharedDevices(SquashMemory(every=9))
+    yield shared
+    shared.close()
+
+
+def test_ranks_that_start_on_shared_devices_are_placed_by_shard_once_they_say_it(squashing):
+    ranks = [Rank(n) for n in range(4)]
+    squashing.begin(ranks, 2)
+    squashing.look(ranks, stepped=False)
+    assert masks(squashing) == [0, 0, 0, 0]
+    mesh_of(ranks)
+    squashing.look(ranks, stepped=False)
+    assert [rank.device.device for rank in ranks] == [0, 1, 0, 1]
+    assert masks(squashing) == [0b0101, 0b1010, 0b0101, 0b1010]
+
+
+def test_ranks_that_say_nothing_until_their_first_step_are_replicas(squashing):
+    ranks = [Rank(n) for n in range(4)]
+    squashing.begin(ranks, 2)
+    squashing.look(ranks, stepped=True)
+    assert [rank.device.device for rank in ranks] == [0, 0, 1, 1]
+    assert masks(squashing) == [0b0011, 0b0011, 0b1100, 0b1100]
+
+
+def test_ranks_whose_shards_need_more_devices_get_one_each(squashing):
+    ranks = [Rank(n) for n in range(4)]
+    squashing.begin(ranks, 1)
+    mesh_of(ranks)
+    squashing.look(ranks, stepped=True)
+    assert {rank.device.device for rank in ranks} == {-1}
+    assert masks(squashing) == [0, 0, 0, 0]
+    assert squashing.number == 0
+
+
+def test_ranks_that_are_where_they_should_be_are_told_nothing(devices):
+    ranks = [Rank(n) for n in range(4)]
+    mesh_of(ranks)
+    devices.share(ranks, 2)
+    orders = [rank.ring.handle.state.words[W_DEVICE_ORDER] for rank in ranks]
+    devices.look(ranks, stepped=True)
+    assert [rank.ring.handle.state.words[W_DEVICE_ORDER] for rank in ranks] == orders
 
 
 def test_what_is_refused_changes_nothing(devices):

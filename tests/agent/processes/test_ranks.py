@@ -72,6 +72,8 @@ def test_ranks_that_may_squash_inherit_the_memory_for_it(tmp_path):
     zygote = Zygote()
     ranks.spawn(zygote, dataclasses.replace(START, devices=1), ARENAS)
     assert zygote.spawned[1].files[SQUASH_FD] == ranks.devices.squash.fd
+    assert Page(ranks.devices.squash.fd, 1).words[W_MASK] == 0, "who holds which shard is not known yet"
+    ranks.look_at_devices(stepped=True)
     assert Page(ranks.devices.squash.fd, 1).words[W_MASK] == 0b11
     ranks.close()
     ranks.devices.close()
