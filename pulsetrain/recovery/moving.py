@@ -83,6 +83,8 @@ def _why_it_stays(job: JobState, name: str) -> str:
     if node is None or node.state is not NodeState.ACTIVE:
         here = ", ".join(sorted(n.name for n in job.members.active())) or "none"
         return f"node {name!r} runs no ranks of job {job.name!r}; these do: {here}"
+    if job.services.pooled and not job.members.standbys():
+        return f"the pool chooses the nodes of job {job.name!r}: evict the node, and it gives the job another"
     if not job.members.standbys():
         return f"job {job.name!r} has no standby to take the place of node {name!r}"
     return ""

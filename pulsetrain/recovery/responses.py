@@ -97,7 +97,8 @@ def _held_back(job: JobState, verdict: HardwareVerdict) -> str:
     if verdict.response is Response.EVICT_NOW:
         return ""
     if not job.members.standbys():
-        return "no standby: the node trains on"
+        pool = "no other machine of the pool is free for it: the node trains on"
+        return pool if job.services.pooled else "no standby: the node trains on"
     now_s = job.services.clock.monotonic_s()
     wait = job.hardware.waiting.get(verdict.node)
     if wait is None:

@@ -214,8 +214,17 @@ class JobShare:
             order=order,
             placed=dict(self.holds()),
             nodes=dict(self.reachable()),
+            failing=self._failing(),
             busy=not self.settled or self._awaits_node() or bool(self._refusal()),
         )
+
+    def _failing(self) -> frozenset[str]:
+        """Machines that it is to be taken off at a saved step. What is urgent does not wait for the pool."""
+        state = self._state
+        if state.services.policy.observe_only:
+            return frozenset()
+        nodes = (state.members.nodes.get(verdict.node) for verdict in state.hardware.evicting())
+        return frozenset(machine(node) for node in nodes if node is not None)
 
     def _awaits_node(self) -> bool:
         """Whether one of its nodes has no connection just now."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.messages import Held, SelfCheck, Start, Stop
 from pulsetrain.recovery import actions, pool_driver
+from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.pool.config import PoolConfig
 from pulsetrain.recovery.pool.decide import Decision, PoolAction
@@ -20,6 +21,7 @@ from pulsetrain.recovery.transitions import Phase
 from tests.recovery.fakes import FakeClock, Fleet, run
 from tests.recovery.pool.jobs import crowded, job
 from tests.recovery.pool.model_jobs import ModelJob
+from tests.recovery.test_responses import trouble
 
 SMALL = PoolConfig(devices_per_machine=2, reserve_ratio=0.0, grow_after_s=0.0, pause_s=1.0, wait_s=5.0)
 
@@ -170,6 +172,33 @@ def test_a_cordon_of_a_node_that_trains_changes_nothing(hosts):
         assert pool.phase("b") is Phase.RUNNING
         assert pool.world("b") == [f"b-{host}" for host in hosts]
         assert pool.actions() == [("start", "b")]
+
+    run(scenario)
+
+
+def test_a_job_leaves_a_failing_machine_once_another_one_is_free():
+    async def scenario():
+        pool = Pool()
+        pool.come("b", "basic", "h")
+        await pool.pass_()
+        pool.come("c", "basic", "i")
+        await pool.pass_()
+        pool.come("b", "basic", "i")
+        state = pool.fleet.controller.jobs["b"]
+        for _ in range(40):  # what has joined is checked meanwhile
+            state.observe((), [trouble("b-h", "evict_at_step")])
+            await pool.pass_(1)
+        assert pool.world("b") == ["b-h"]
+        assert "of the pool is free" in pool.fleet.journal.last("eviction_deferred")["detail"]["why_not"]
+        with pytest.raises(UsageError, match="the pool chooses the nodes of job 'b': evict the node"):
+            pool.fleet.controller.move("b", MoveRequest(what="migrate", reason="r", actor="ann", node="b-h"))
+        for rank in (0, 1):
+            pool.agents[1].rank_exits(rank, 0)
+        for _ in range(14):
+            state.observe((), [trouble("b-h", "evict_at_step")])
+            await pool.pass_(1)
+        assert (pool.world("b"), pool.phase("b")) == (["b-i"], Phase.RUNNING)
+        assert pool.actions()[-1] == ("migrate", "b")
 
     run(scenario)
 

@@ -93,6 +93,8 @@ def decide(slots: Mapping[str, int], jobs: Iterable[JobDemand], prices: Prices) 
             break
     if not any(allocation.size(job) < allocation.floors[job.name] for job in free):
         for job in free:
+            _leave_failing(allocation, job)
+        for job in free:
             _grow(allocation, job)
     return _decision(allocation, promised)
 
@@ -216,6 +218,21 @@ def _grow(allocation: Allocation, job: JobDemand) -> None:
             return
         allocation.why[job.name] = "devices are free"
     allocation.place(job, larger - size, allocation.why[job.name])
+
+
+def _leave_failing(allocation: Allocation, job: JobDemand) -> None:
+    """Move a job off machines that are failing, as far as others have room for it. Else it trains on."""
+    for node in sorted(job.failing & allocation.placed[job.name].keys()):
+        mark, blocks = allocation.mark(), allocation.placed[job.name][node]
+        allocation.remove(job, node, blocks)
+        for _ in range(blocks):
+            to = allocation.tightest(job, job.failing)
+            if not to:
+                allocation.undo(mark)
+                break
+            allocation.add(job, to, 1)
+        else:
+            allocation.why[job.name] = f"{node} is failing"
 
 
 def _decision(allocation: Allocation, promised: frozenset[str]) -> Decision:

@@ -59,7 +59,8 @@ class JobDemand:
     `order` is the order of arrival. `placed` has the blocks that it holds now, by node. `promised`: its
     guarantee was given. `nodes` are those that it can run on, with the most blocks there, None for any.
     `may_lose_s` is how long it may stand still in its present hour without falling below its guarantee.
-    `still_s` is the time since it was changed. A job that is `busy` is left alone.
+    `still_s` is the time since it was changed. A job that is `busy` is left alone. It is to leave `failing`
+    nodes where others are free.
     """
 
     name: str
@@ -75,6 +76,7 @@ class JobDemand:
     may_lose_s: float = math.inf
     still_s: float = math.inf
     busy: bool = False
+    failing: frozenset[str] = frozenset()
 
     @property
     def size(self) -> int:

@@ -35,6 +35,16 @@ def test_an_elastic_basic_job_shrinks_instead_of_stopping():
     assert rows(decision) == [("shrink", "b", {"n": 2}), ("start", "p", {"n": 2})]
 
 
+def test_a_job_leaves_a_failing_machine_only_for_one_that_is_free():
+    ill = job("b", "basic", 2, placed={"x": 1, "y": 1}, failing=frozenset("x"))
+    _, decision = carry_out({"x": 1, "y": 1, "z": 1}, [ill])
+    assert rows(decision) == [("migrate", "b", {"y": 1, "z": 1})]
+    assert decision.actions[0].reason == "x is failing"
+    other = job("c", "basic", 1, placed={"z": 1})
+    assert carry_out({"x": 1, "y": 1, "z": 1}, [ill, other])[1].actions == ()
+    assert carry_out({"x": 2, "y": 1}, [ill])[1].actions == ()
+
+
 def test_a_pre_empted_job_goes_on_when_devices_are_free_again():
     basic = job("b", "basic", 2, still_s=5.0)
     _, decision = carry_out({"n": 2}, [basic])
