@@ -57,6 +57,19 @@ def test_a_job_that_has_just_started_loses_nothing():
     run(scenario)
 
 
+def test_a_job_that_a_new_hub_has_just_taken_over_may_have_worked():
+    async def scenario():
+        job = Job("")
+        for rank, name in enumerate("ab"):
+            job.fleet.agents[name] = job.fleet.join(name, attempt=4, node_rank=rank, world_nodes=2)
+        await job.fleet.form()
+        with pytest.raises(UsageError, match="would be lost"):
+            await job.ask(wait_s=0.0)
+        assert job.phase is Phase.RUNNING
+
+    run(scenario)
+
+
 def test_a_pre_emption_that_was_asked_for_at_the_start_is_judged_again_when_it_acts():
     async def scenario():
         job = Job("ab", mute=(Start,))
