@@ -40,7 +40,7 @@ Said = tuple[Node, Send, str, Takes]
 
 
 class HeartbeatInbox:
-    """All methods run on the hub's event loop and do not block. `news` hears of all but heartbeats."""
+    """All methods run on the hub's event loop. Only `look_up` waits. `news` hears of all but heartbeats."""
 
     def __init__(self, controller: Controller, clock: Clock, news: Callable[[], None] = lambda: None) -> None:
         self._controller, self._clock, self._news = controller, clock, news
@@ -52,6 +52,10 @@ class HeartbeatInbox:
     def waiting(self) -> int:
         """Of how many nodes a heartbeat waits."""
         return len(self._waiting)
+
+    async def look_up(self, hello: Hello) -> None:
+        """An agent is about to connect. See `Controller.look_up`."""
+        await self._controller.look_up(hello)
 
     def connected(self, hello: Hello, send: Send) -> Node:
         """An agent said hello on a new connection. See `Controller.connected`."""

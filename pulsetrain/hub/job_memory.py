@@ -35,6 +35,8 @@ JOBS = "jobs/"
 EVICTIONS, NODES, PREEMPTION, PAUSES = "evictions", "nodes/", "preemption", "pauses"
 RESTARTS, WORLD, REPLACEMENTS, SIZE, TIME = "restarts", "world", "replacements", "size", "time"
 UPDATE, HANGS = "update", "hangs"
+ENDED = "ended"
+ENDED_JOBS = 500  # the number of the newest attempt is kept of so many jobs that are over
 IDLE_S = 30.0
 STORED_S = 2.0  # an eviction waits for so long, then it goes on without its memory
 
@@ -42,7 +44,8 @@ STORED_S = 2.0  # an eviction waits for so long, then it goes on without its mem
 class KeptMemory:
     """A `Memory` with the keys ``evictions``, ``nodes/NODE``, ``preemption``, ``pauses``, ``restarts``,
     ``world``, ``replacements``, ``size``, ``time``, ``update`` and ``hangs`` below ``jobs/JOB/``. The values
-    are JSON.
+    are JSON. ``ended`` has the newest attempts of jobs that are over: a new job of that name counts on from
+    there if the store cannot be asked.
 
     `load` reads the store. `turn` writes and belongs to the supervisor of loops. A write that fails is tried
     again. Every write has the conditions `fence()`. Where they do not hold, `refused` is called.
@@ -61,6 +64,7 @@ class KeptMemory:
         self._patience_s = patience_s
         self._values: dict[str, str] = {}
         self._unwritten: dict[str, str | None] = {}
+        self._ended: dict[str, int] = {}
         self._changed, self._written = asyncio.Event(), asyncio.Event()
         self._written.set()
 
@@ -69,6 +73,8 @@ class KeptMemory:
         self._values = {entry.key: entry.value for entry in self._store.entries(JOBS).entries}
         for key in self._values:
             self.recall(unquote(key.removeprefix(JOBS).split("/")[0]))
+        ended = self._store.get(ENDED)
+        self._ended = _ended_attempts(ended.value) if ended is not None else {}
 
     def recall(self, job: str) -> JobMemory:
         """See `Memory.recall`."""
@@ -92,6 +98,7 @@ class KeptMemory:
                 time=self._value(TimeMemory, prefix + TIME),
                 update=self._value(UpdateMemory, prefix + UPDATE),
                 hangs=self._value(HangMemory, prefix + HANGS),
+                ended_attempt=self._ended.get(job, -1),
             )
         except (ValueError, TypeError, AttributeError) as error:
             raise CorruptData(f"what is kept of job {job!r} cannot be read: {error}") from error
@@ -150,6 +157,12 @@ class KeptMemory:
 
     def forget(self, job: str) -> None:
         """See `Memory.forget`."""
+        world = self._value(WorldMemory, _prefix(job) + WORLD)
+        if world is not None:
+            self._ended.pop(job, None)
+            self._ended[job] = world.attempt
+            self._ended = dict(list(self._ended.items())[-ENDED_JOBS:])
+            self._note(ENDED, json.dumps(self._ended, ensure_ascii=False))
         for key in [key for key in self._values if key.startswith(_prefix(job))]:
             self._note(key, None)
 
@@ -197,6 +210,14 @@ def _kept(kind: type[T], text: str) -> T:
     """A kept value. Fields of a newer hub, which led before this one, are left out."""
     known = {field.name for field in fields(cast("Any", kind))}
     return kind(**{name: value for name, value in json.loads(text).items() if name in known})
+
+
+def _ended_attempts(text: str) -> dict[str, int]:
+    """The attempts by job, the job that ended last at the end. Raises `CorruptData`."""
+    try:
+        return {job: int(attempt) for job, attempt in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise CorruptData(f"what is kept of jobs that are over cannot be read: {error}") from error
 
 
 def _prefix(job: str) -> str:

@@ -17,6 +17,7 @@ from pulsetrain.recovery.job import Job
 from pulsetrain.recovery.move_preview import MovePreview
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.nodes import GONE, Node, Send
+from pulsetrain.recovery.past_attempts import PastAttempts
 from pulsetrain.recovery.pool.demand import tier_of
 from pulsetrain.recovery.rank_view import RankRow
 from pulsetrain.recovery.seen import Seen
@@ -39,8 +40,8 @@ STUCK_MARGIN_S = 60.0  # on top of the longest command, for the other actions of
 class Controller:
     """Owns every `Job` of one hub. All methods run on the hub's event loop and do not block.
 
-    `last_attempt` says which attempt of a job an earlier hub has seen last, -1 for none. `loops` runs each
-    job's loop.
+    `last_attempt` says which attempt of a job an earlier hub has seen last, -1 for none. It may block: it is
+    called on a thread. `loops` runs each job's loop.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Controller:
         last_attempt: Callable[[str], int] = lambda job: -1,
     ) -> None:
         self._jobs: dict[str, Job] = {}
-        self._services, self._loops, self._last_attempt = services, loops, last_attempt
+        self._services, self._loops, self._past = services, loops, PastAttempts(last_attempt)
         self._due_s = services.clock.monotonic_s()
 
     @property
@@ -67,6 +68,12 @@ class Controller:
         return self._jobs[job].node(name) if job in self._jobs else None
 
     # -- what agents say ----------------------------------------------------------------------------------
+
+    async def look_up(self, hello: Hello) -> None:
+        """Before `connected`: learn which attempts of a new job are on record. Waits some seconds at most."""
+        job = self._jobs.get(hello.job)
+        if hello.attempt < 0 and (job is None or job.over):
+            await self._past.ask(hello.job)
 
     def connected(self, hello: Hello, send: Send) -> Node:
         """An agent said hello on a new connection. Raises `UsageError` where its job cannot take it."""
@@ -86,12 +93,13 @@ class Controller:
         return services.pooled and hello.attempt < 0 and services.memory.recall(hello.job).world is None
 
     def _new_job(self, hello: Hello) -> Job:
+        last_attempt = self._last_attempt(hello.job) if hello.attempt < 0 else -1
         job = self._jobs[hello.job] = Job(
             hello.job,
             sizes=WorldSizes.of(hello),
             max_restarts=hello.max_restarts,
             services=self._services,
-            last_attempt=self._last_attempt(hello.job) if hello.attempt < 0 else -1,
+            last_attempt=last_attempt,
         )
         if hello.nnodes > 1:
             self._services.stores.prepare()
@@ -99,6 +107,12 @@ class Controller:
         limit_s = max(policy.start_timeout_s, CHECKS_S + replays.longest_s(policy)) + STUCK_MARGIN_S
         self._loops.add(f"job {job.name}", job.turn, stale_after_s=limit_s)
         return job
+
+    def _last_attempt(self, name: str) -> int:
+        """The newest attempt that anybody knows of, -1 for none: the store, this hub, or its memory."""
+        before = self._jobs.get(name)
+        of_this_hub = before.snapshot().attempt if before is not None else -1
+        return max(self._past.take(name), of_this_hub, self._services.memory.recall(name).ended_attempt)
 
     def disconnected(self, node: Node, send: Send) -> None:
         """A connection closed. The node is lost only if it does not come back in time."""

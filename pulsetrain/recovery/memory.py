@@ -140,7 +140,8 @@ class HangMemory:
 @dataclass(frozen=True, kw_only=True)
 class JobMemory:
     """`evictions_ns` are the times (UTC) of the evictions that count towards the budget. `pauses_ns` are the
-    longest silences that ended by themselves, by the place in the code."""
+    longest silences that ended by themselves, by the place in the code. `ended_attempt` is the newest attempt
+    of the last run that is over, -1 where none is known."""
 
     evictions_ns: tuple[int, ...]
     nodes: Mapping[str, NodeMemory]
@@ -153,6 +154,7 @@ class JobMemory:
     time: TimeMemory | None = None
     update: UpdateMemory | None = None
     hangs: HangMemory | None = None
+    ended_attempt: int = -1
 
 
 class Memory(Protocol):
@@ -207,7 +209,7 @@ class Memory(Protocol):
         ...
 
     def forget(self, job: str) -> None:
-        """The job is over."""
+        """The job is over. Only the number of its newest attempt is known from here on."""
         ...
 
     async def stored(self) -> None:

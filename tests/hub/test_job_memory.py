@@ -2,11 +2,12 @@
 
 import asyncio
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
 from pulsetrain.core.errors import CorruptData, Unavailable
+from pulsetrain.hub import job_memory
 from pulsetrain.hub.job_memory import KeptMemory
 from pulsetrain.kv.files import FileStore
 from pulsetrain.kv.store import Compare, Of, Write
@@ -141,6 +142,22 @@ def test_a_job_that_is_over_leaves_nothing(store):
 
     run(scenario)
     assert store.entries("").entries == ()
+
+
+def test_the_newest_attempts_of_jobs_that_are_over_are_known_of_the_last_few(store, monkeypatch):
+    monkeypatch.setattr(job_memory, "ENDED_JOBS", 2)
+
+    async def scenario():
+        memory = loaded(store)
+        for number, job in enumerate("abca"):
+            memory.world(job, replace(WORLD, attempt=number))
+            memory.forget(job)
+        await memory.turn()
+
+    run(scenario)
+    again = loaded(store)
+    assert [again.recall(job).ended_attempt for job in "abc"] == [3, -1, 2]
+    assert again.recall("a").world is None
 
 
 def test_a_write_that_fails_is_tried_again_and_nobody_waits_for_ever(store, monkeypatch):

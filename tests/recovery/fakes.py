@@ -125,11 +125,14 @@ class FakeMemory:
         self.longest_ns[job] = dict(longest_ns)
 
     def forget(self, job):
+        world = self.values.get((job, "world"))
         self.longest_ns.pop(job, None)
         self.times_ns.pop(job, None)
         self.preemptions.pop(job, None)
         self.values = {key: value for key, value in self.values.items() if key[0] != job}
         self.nodes = {key: memory for key, memory in self.nodes.items() if key[0] != job}
+        if world is not None:
+            self.values[job, "ended_attempt"] = world.attempt
 
     async def stored(self):
         pass

@@ -1,12 +1,17 @@
 """All jobs of a hub: adoption, the clock, evictions by hand."""
 
+import asyncio
+import threading
+
 import pytest
 
-from pulsetrain.core.errors import UsageError
+from pulsetrain.core.errors import Unavailable, UsageError
 from pulsetrain.protocol.messages import FirstStep, HoldRanks, Leave, SaveFrom, Stop
 from pulsetrain.recovery.job import Job
+from pulsetrain.recovery.past_attempts import PastAttempts
 from pulsetrain.recovery.seen import Seen
 from pulsetrain.recovery.transitions import Phase
+from tests.recovery.builders import hello
 from tests.recovery.fakes import Fleet, run
 
 
@@ -201,17 +206,93 @@ def test_a_message_that_is_no_report_is_ignored():
     run(scenario)
 
 
+async def ends(fleet):
+    for agent in fleet.agents.values():
+        agent.leaves("SIGINT")
+    await fleet.settle()
+
+
+async def asked(fleet, query, **patience):
+    """The controller has asked for the attempts on record."""
+    fleet.controller._past = PastAttempts(query, **patience)
+    await fleet.controller.look_up(hello("a", job="j"))
+
+
 def test_a_new_job_under_the_name_of_one_that_is_over_continues_its_attempts():
     async def scenario():
         fleet = Fleet("ab")
-        fleet.controller._last_attempt = lambda job: 4
         await fleet.form()
         assert fleet.job.attempt == 0
-        for agent in fleet.agents.values():
-            agent.leaves("SIGINT")
-        await fleet.settle()
+        await ends(fleet)
+        await asked(fleet, lambda job: 4)
         fleet.agents = {name: fleet.join(name, pid=9) for name in "ab"}
         await fleet.form()
         assert fleet.job.attempt == 5
+
+    run(scenario)
+
+
+def away(job):
+    raise Unavailable("the store is away")
+
+
+def test_a_job_begins_without_the_store_and_counts_on_from_what_this_hub_knows():
+    async def scenario():
+        fleet = Fleet("")
+        await asked(fleet, away)
+        fleet.agents = {name: fleet.join(name) for name in "ab"}
+        await fleet.form()
+        assert fleet.job.attempt == 0
+        await ends(fleet)
+        await asked(fleet, away)
+        fleet.agents = {name: fleet.join(name, pid=9) for name in "ab"}
+        await fleet.form()
+        assert fleet.job.attempt == 1
+
+    run(scenario)
+
+
+def test_the_next_hub_counts_on_without_the_store_too():
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        await ends(fleet)
+        after = Fleet("ab", memory=fleet.memory)
+        await after.form()
+        assert after.job.attempt == 1
+
+    run(scenario)
+
+
+def test_a_store_that_hangs_holds_up_the_hello_for_a_moment_and_the_event_loop_not_at_all():
+    ends, turns = threading.Event(), []
+
+    def hangs(job):
+        turns.append(job)
+        ends.wait(10)
+        return 7
+
+    async def scenario():
+        fleet = Fleet("")
+        looked_up = asyncio.create_task(asked(fleet, hangs, patience_s=0.1))
+        while not turns:
+            await asyncio.sleep(0.001)
+        assert not looked_up.done()  # the loop goes on meanwhile
+        await looked_up
+        fleet.agents = {name: fleet.join(name) for name in "ab"}
+        await fleet.controller.look_up(hello("a", job="j"))
+        await fleet.form()
+        assert (fleet.job.attempt, turns) == (0, ["j"])
+        ends.set()
+
+    run(scenario)
+
+
+def test_agents_of_a_job_that_is_known_ask_nothing():
+    async def scenario():
+        fleet = Fleet("ab")
+        queries = []
+        await asked(fleet, queries.append)
+        assert queries == []
 
     run(scenario)

@@ -72,6 +72,7 @@ async def serve_agent(
     try:
         hello = _hello(await socket.receive_text())
         await claim.take(hello)
+        await inbox.look_up(hello)
         node = inbox.connected(hello, send)
         node.hub_address = (socket.scope.get("server") or ("",))[0]
     except (CorruptData, UsageError) as error:

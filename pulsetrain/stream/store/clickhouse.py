@@ -24,6 +24,8 @@ import pyarrow as pa
 from clickhouse_connect import common
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError, OperationalError
+from clickhouse_connect.driver.httpclient import HttpClient
+from urllib3 import Timeout
 from urllib3.exceptions import HTTPError
 
 from pulsetrain.core.errors import AuthError, PulsetrainError, SchemaMismatch, Unavailable, UsageError
@@ -43,6 +45,12 @@ _AUTH_CODES = (516, 192, 193, 194)
 _DATA_CODES = (6, 27, 33, 41, 53, 70, 72, 117, 349)
 """The engine could not read the rows it was given. None of them is stored."""
 _IDLE_CLIENTS = 8
+CONNECT_S = 5
+SILENT_S = 25
+"""A ClickHouse server that says nothing for so long does not answer. It reports the progress of a query more
+often. Agents that send rows wait for 30 s."""
+STATEMENT_S = 300
+"""The same for a statement that changes tables, which a cluster carries out in silence."""
 _SMALL_BYTES = 1 << 20  # up to so many, more threads cost an insert more than they save
 
 
@@ -164,7 +172,7 @@ class Store:
 
     def command(self, sql: str) -> None:
         """Run a statement that returns nothing."""
-        with self.client() as client:
+        with self.client() as client, _patience(client):
             client.command(sql)
 
     @contextlib.contextmanager
@@ -281,7 +289,22 @@ def _connect_http(url: str, token: str | None, ca: str) -> Client:
         password=unquote(parts.password or "") or token or "",
         database=parts.path.strip("/") or "default",
         ca_cert=ca or None,
+        connect_timeout=CONNECT_S,
+        send_receive_timeout=SILENT_S,
     )
+
+
+@contextlib.contextmanager
+def _patience(client: Client) -> Iterator[None]:
+    """Let a client wait longer for its server in the block."""
+    if not isinstance(client, HttpClient):
+        yield
+        return
+    usual, client.timeout = client.timeout, Timeout(connect=CONNECT_S, read=STATEMENT_S)
+    try:
+        yield
+    finally:
+        client.timeout = usual
 
 
 def _read_http(url: str, token: str | None, config: ReaderConfig) -> Reader:

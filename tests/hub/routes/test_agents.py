@@ -54,7 +54,11 @@ class Controller:
     def __init__(self, error=None):
         self.node, self.heard, self.gone, self.error = None, [], False, error
 
+    async def look_up(self, hello):
+        self.looked_up = hello.job
+
     def connected(self, hello, send):
+        assert self.looked_up == hello.job
         if self.error:
             raise self.error
         self.send, self.node = send, Node(hello, send, 0.0)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -8,10 +9,11 @@ import threading
 
 import pytest
 
-from pulsetrain.core.errors import PulsetrainError, SchemaMismatch, UsageError
+from pulsetrain.core.errors import PulsetrainError, SchemaMismatch, Unavailable, UsageError
 from pulsetrain.records import ddl
 from pulsetrain.records.schema import RECORDS
 from pulsetrain.stream.queries import storage
+from pulsetrain.stream.store import clickhouse
 from pulsetrain.stream.store.clickhouse import open_store
 from tests.repository import ROOT
 from tests.stream.rows import DAY, table
@@ -196,7 +198,8 @@ def test_tokens_are_remembered_by_the_folder(tmp_path):
         import sys
         sys.path.insert(0, sys.argv[2])
         from tests.stream.rows import table
-        from pulsetrain.stream.store.clickhouse import open_store
+        from pulsetrain.stream.store import clickhouse
+from pulsetrain.stream.store.clickhouse import open_store
         store = open_store(sys.argv[1])
         store.migrate()
         store.insert("steps", table("steps", 4), token="again")
@@ -214,3 +217,9 @@ def test_tokens_are_remembered_by_the_folder(tmp_path):
         ]
         done = subprocess.run(arguments, capture_output=True, text=True, check=True)
         assert done.stdout.split() == ["4"]
+
+
+def test_a_server_that_never_answers_is_unavailable_after_a_while(monkeypatch):
+    monkeypatch.setattr(clickhouse, "SILENT_S", 1)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(Unavailable, match="not answer"):
+        open_store(f"http://127.0.0.1:{silent.getsockname()[1]}")
