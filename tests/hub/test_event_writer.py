@@ -5,8 +5,9 @@ import json
 import pytest
 from structlog.testing import capture_logs
 
-from pulsetrain.core.errors import Unavailable
-from pulsetrain.hub.event_writer import EventWriter
+from pulsetrain.core.errors import SchemaMismatch, Unavailable
+from pulsetrain.hub import event_writer
+from pulsetrain.hub.event_writer import AGAIN_S, EventWriter
 from tests.hub.fakes import Clock, finding
 
 
@@ -14,17 +15,21 @@ class Store:
     """Keeps rows by record; raises `error` while it is set."""
 
     def __init__(self):
-        self.inserts, self.error = [], None
+        self.inserts, self.lost, self.error = [], [], None
 
     def insert(self, record, table, *, token):
         if self.error:
+            self.lost.append(token)
             raise self.error
         self.inserts.append((record, table.to_pylist(), token))
 
 
 @pytest.fixture
 def writer():
-    return EventWriter(Store(), Clock(), gather=lambda seconds: None)
+    store, clock = Store(), Clock()
+    made = EventWriter(store, clock, gather=lambda seconds: None)
+    made.store, made.clock = store, clock
+    return made
 
 
 def test_rows_that_wait_together_are_one_insert_for_each_record(writer):
@@ -32,7 +37,7 @@ def test_rows_that_wait_together_are_one_insert_for_each_record(writer):
     writer.event("waiting", job="j", attempt=2, detail={})
     writer.finding(finding())
     assert writer.turn() == 0.0
-    inserts = writer._store.inserts
+    inserts = writer.store.inserts
     assert [(record, len(rows)) for record, rows, _ in inserts] == [("events", 2), ("findings", 1)]
     row = inserts[0][1][0]
     assert (row["kind"], row["node"], row["rank"], row["actor"]) == ("evict", "b", -1, "ada")
@@ -41,16 +46,69 @@ def test_rows_that_wait_together_are_one_insert_for_each_record(writer):
     assert writer.written_rows == 3
 
 
-def test_rows_that_the_store_refuses_are_counted_and_later_ones_are_stored(writer):
-    writer._store.error = Unavailable("away")
+def kinds(writer):
+    return [[row["kind"] for row in rows] for _, rows, _ in writer.store.inserts]
+
+
+def test_rows_come_again_under_their_token_when_the_store_is_back(writer):
+    writer.store.error = Unavailable("away")
     writer.event("first", job="j", attempt=0, detail={})
     with capture_logs() as lines:
         writer.turn()
-    writer._store.error = None
+    assert [line["event"] for line in lines] == ["event_write_failed"]
+    writer.store.error = None
     writer.event("second", job="j", attempt=0, detail={})
     writer.turn()
-    assert (writer.failed_rows, writer.written_rows) == (1, 1)
-    assert [line["event"] for line in lines] == ["event_write_failed"]
+    assert kinds(writer) == []  # a store that was away is not asked at once again
+    writer.clock.now_s += AGAIN_S
+    writer.event("third", job="j", attempt=0, detail={})
+    writer.turn()
+    assert kinds(writer) == [["first"], ["second", "third"]]
+    assert writer.store.inserts[0][2] == writer.store.lost[0]
+    assert (writer.failed_rows, writer.written_rows) == (0, 3)
+
+
+def test_a_store_that_stays_away_is_asked_less_and_less_often(writer):
+    writer.store.error = Unavailable("away")
+    writer.event("first", job="j", attempt=0, detail={})
+    for _ in range(200):
+        writer.event("more", job="j", attempt=0, detail={})
+        writer.turn()
+        writer.clock.now_s += AGAIN_S
+    assert 8 < len(writer.store.lost) < 20
+    assert len(set(writer.store.lost)) == 1
+
+
+def test_only_so_many_rows_wait_and_the_oldest_are_counted_as_lost(writer, monkeypatch):
+    monkeypatch.setattr(event_writer, "KEPT_ROWS", 3)
+    writer.store.error = Unavailable("away")
+    for kind in "abcde":
+        writer.event(kind, job="j", attempt=0, detail={})
+        writer.turn()
+    writer.store.error = None
+    writer.clock.now_s += AGAIN_S
+    writer.event("f", job="j", attempt=0, detail={})
+    writer.turn()
+    assert kinds(writer) == [["d", "e", "f"]]
+    assert (writer.failed_rows, writer.written_rows) == (3, 3)
+
+
+def test_rows_that_the_store_can_never_take_hold_up_nothing(writer):
+    writer.store.error = SchemaMismatch("no such column")
+    writer.event("first", job="j", attempt=0, detail={})
+    writer.turn()
+    writer.store.error = None
+    writer.event("second", job="j", attempt=0, detail={})
+    writer.turn()
+    assert (kinds(writer), writer.failed_rows) == ([["second"]], 1)
+
+
+def test_what_the_store_does_not_take_at_the_end_is_counted(writer):
+    writer.store.error = Unavailable("away")
+    writer.start()
+    writer.event("last", job="j", attempt=0, detail={})
+    writer.close()
+    assert (writer.failed_rows, writer.written_rows) == (1, 0)
 
 
 def test_an_error_that_nobody_expected_costs_the_rows_of_its_record_only(writer):
@@ -59,7 +117,7 @@ def test_an_error_that_nobody_expected_costs_the_rows_of_its_record_only(writer)
             raise RuntimeError("engine")
         writer.kept = record
 
-    writer._store.insert = insert
+    writer.store.insert = insert
     writer.event("evict", job="j", attempt=0, detail={})
     writer.finding(finding())
     with pytest.raises(RuntimeError, match="engine"):
@@ -72,7 +130,7 @@ def test_what_still_waits_is_stored_when_the_writer_closes(writer):
     for number in range(20):
         writer.event(str(number), job="j", attempt=0, detail={})
     writer.close()
-    assert sum(len(rows) for _, rows, _ in writer._store.inserts) == 20
+    assert sum(len(rows) for _, rows, _ in writer.store.inserts) == 20
     writer.event("late", job="j", attempt=0, detail={})
     writer.close()
     assert writer.written_rows == 21
@@ -81,4 +139,4 @@ def test_what_still_waits_is_stored_when_the_writer_closes(writer):
 def test_a_detail_that_json_does_not_know_is_written_as_text(writer):
     writer.event("would", job="j", attempt=0, detail={"when": {1}})
     writer.turn()
-    assert json.loads(writer._store.inserts[0][1][0]["detail"]) == {"when": "{1}"}
+    assert json.loads(writer.store.inserts[0][1][0]["detail"]) == {"when": "{1}"}
