@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from pulsetrain.core.clock import Clock
+from pulsetrain.core.errors import Unavailable
 from pulsetrain.records.batch import Batch
 
 
@@ -28,16 +29,39 @@ class IntakeConfig:
     """For how long they come as often as they may, once somebody waits for rows."""
     group_rows: int = 5_000
     """Rows of one record that are stored at once without waiting."""
+    insert_rows: int = 250_000
+    """Rows of one insert at most. A single batch may have more."""
+    waiting_rows: int = 2_000_000
+    """Rows that wait at most. Above that, senders keep theirs for now. A single batch may have more."""
     save_s: float = 5.0
     """How often ranges are saved. Until then the journal keeps the rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WaitingBatch:
-    """A batch and where its sender waits for the number of rows stored."""
+    """A batch and where its sender waits for the number of rows stored.
+
+    `copies` are where those wait who sent the same rows again meanwhile. None of their rows is new.
+    """
 
     batch: Batch
     result: Future[int]
+    copies: list[Future[int]] = field(default_factory=list)
+
+    def stored(self, rows: int) -> None:
+        """Tell everybody that `rows` of the batch were new."""
+        self.result.set_result(rows)
+        for copy in self.copies:
+            copy.set_result(0)
+
+    def failed(self, error: Exception) -> None:
+        """Tell everybody why the rows are not stored."""
+        for each in (self.result, *self.copies):
+            each.set_exception(error)
+
+
+Key = tuple[str, int, int]
+"""Source, first row and number of rows of a batch."""
 
 
 @dataclass(kw_only=True)
@@ -46,7 +70,24 @@ class _Gathering:
 
     since_s: float
     rows: int = 0
-    batches: list[WaitingBatch] = field(default_factory=list)
+    batches: dict[Key, WaitingBatch] = field(default_factory=dict)
+
+    def take(self, most_rows: int) -> list[WaitingBatch]:
+        """Take out the oldest batches: one, and more while they have `most_rows` together."""
+        taken, rows = [], 0
+        for waiting in self.batches.values():
+            rows += waiting.batch.rows
+            if taken and rows > most_rows:
+                break
+            taken.append(waiting)
+        for waiting in taken:
+            del self.batches[_key(waiting.batch)]
+            self.rows -= waiting.batch.rows
+        return taken
+
+
+def _key(batch: Batch) -> Key:
+    return batch.source, batch.first_row, batch.rows
 
 
 class BatchQueue:
@@ -60,28 +101,50 @@ class BatchQueue:
         self._pace_s, self._hurried_until_s = config.period_s, -math.inf
         self._full = False  # whether a record that was taken last was full
 
+    @property
+    def rows(self) -> int:
+        """How many rows wait."""
+        with self._changed:
+            return self._waiting_rows()
+
     def put(self, batch: Batch) -> Future[int]:
-        """Add a batch. A sender that leaves does not stop its rows: the future cannot be cancelled."""
-        waiting = WaitingBatch(batch=batch, result=Future())
-        waiting.result.set_running_or_notify_cancel()
+        """Add a batch. A sender that leaves does not stop its rows: the future cannot be cancelled.
+
+        A batch that waits already is not added again. Raises `Unavailable` where too many rows wait.
+        """
+        result: Future[int] = Future()
+        result.set_running_or_notify_cancel()
         with self._changed:
             gathering = self._gathering.get(batch.record)
+            same = gathering.batches.get(_key(batch)) if gathering is not None else None
+            if same is not None:
+                same.copies.append(result)
+                return result
+            waiting_rows = self._waiting_rows()
+            if waiting_rows and waiting_rows + batch.rows > self._config.waiting_rows:
+                raise Unavailable(f"{waiting_rows} rows wait for the store already")
             if gathering is None:
                 gathering = self._gathering[batch.record] = _Gathering(since_s=self._clock.monotonic_s())
-            gathering.batches.append(waiting)
+            gathering.batches[_key(batch)] = WaitingBatch(batch=batch, result=result)
             gathering.rows += batch.rows
             self._changed.notify_all()
-        return waiting.result
+        return result
 
     def take(self, *, everything: bool = False) -> dict[str, list[WaitingBatch]]:
-        """What is due of each record, or everything. It waits here no longer."""
+        """What is due of each record, or something of every record. It waits here no longer.
+
+        Not more than one insert may hold: the rest goes on waiting. Nothing where nothing is due.
+        """
         with self._changed:
             due = {r: g for r, g in self._gathering.items() if everything or self._due_in_s(r, g) <= 0}
             self._full = any(each.rows >= self._config.group_rows for each in due.values())
-            for record in due:
-                del self._gathering[record]
+            taken = {}
+            for record, gathering in due.items():
+                taken[record] = gathering.take(self._config.insert_rows)
+                if not gathering.batches:
+                    del self._gathering[record]
                 self._taken_s[record] = self._clock.monotonic_s()
-            return {record: gathering.batches for record, gathering in due.items()}
+            return taken
 
     def took(self, seconds: float) -> None:
         """What was taken last took so long to store. It sets the pace of what is not full.
@@ -113,6 +176,9 @@ class BatchQueue:
         """End every `wait`."""
         with self._changed:
             self._changed.notify_all()
+
+    def _waiting_rows(self) -> int:
+        return sum(gathering.rows for gathering in self._gathering.values())
 
     def _due_in_s(self, record: str, gathering: _Gathering) -> float:
         """Seconds until the rows of a record are due, 0 or less where they are."""

@@ -60,6 +60,7 @@ class Intake:
             "intake", self._turn, stale_after_s=STALE_S, clock=clock, interrupt=self._queue.wake
         )
         self._saved_s = clock.monotonic_s()
+        self.metrics.waiting.set_function(lambda: self._queue.rows)
         self._writer.recover()
 
     def start(self) -> None:
@@ -69,8 +70,7 @@ class Intake:
     def submit(self, batch: Batch) -> Future[int]:
         """Store the batch's rows that are not stored yet. The result is their number, and comes when they can
         be queried. Its exception is `SchemaMismatch` where the engine cannot read the batch, or `Unavailable`
-        where the rows may not be stored."""
-        self.metrics.waiting.inc(batch.rows)
+        where the rows may not be stored. Raises `Unavailable` where too many rows wait."""
         return self._queue.put(batch)
 
     def close(self) -> None:
@@ -81,17 +81,22 @@ class Intake:
 
     def run(self, *, everything: bool = False) -> None:
         """Store what is due, or everything that waits. Save the ranges when it is time."""
+        while self._run_once(everything=everything) and everything:
+            pass
+        if self._clock.monotonic_s() - self._saved_s >= self._config.save_s:
+            self._save()
+
+    def _run_once(self, *, everything: bool) -> bool:
+        """One insert of each record that is due. Whether there was any."""
         due, began_s = self._queue.take(everything=everything), self._clock.monotonic_s()
         for record, waiting in due.items():
-            self.metrics.waiting.dec(sum(each.batch.rows for each in waiting))
             self._store(record, waiting)
         if due:
             took_s = self._clock.monotonic_s() - began_s
             self._queue.took(took_s)
             self.spent_s += took_s
         self._inserts.update(due.keys())
-        if self._clock.monotonic_s() - self._saved_s >= self._config.save_s:
-            self._save()
+        return bool(due)
 
     def hurry(self) -> None:
         """Store rows as soon as possible for some seconds: somebody waits for them."""
@@ -117,7 +122,7 @@ class Intake:
             new_rows = self._insert(record, [each.batch for each in waiting])
         except SchemaMismatch as error:
             if len(waiting) == 1:
-                waiting[0].result.set_exception(error)
+                waiting[0].failed(error)
                 return
             for alone in waiting:  # one batch that the engine cannot read does not hold up the others
                 self._store(record, [alone])
@@ -129,7 +134,7 @@ class Intake:
             _fail(waiting, f"{type(error).__name__}: {error}")
         else:
             for each, count in zip(waiting, new_rows, strict=True):
-                each.result.set_result(count)
+                each.stored(count)
 
     def _insert(self, record: str, batches: Sequence[Batch]) -> tuple[int, ...]:
         """Store what of `batches` is not stored yet. Returns how many rows of each that was."""
@@ -167,4 +172,4 @@ class Intake:
 
 def _fail(waiting: Sequence[WaitingBatch], why: str) -> None:
     for each in waiting:
-        each.result.set_exception(Unavailable(why))
+        each.failed(Unavailable(why))

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from pulsetrain.core.errors import Unavailable
 from pulsetrain.stream.store.batch_queue import BatchQueue, IntakeConfig
 from tests.stream.fakes import StillClock, batch
 
@@ -132,3 +133,36 @@ def test_waiting_ends_when_a_batch_comes_or_somebody_wakes_it(queue):
             end()
             waiter.join(timeout=0.01)
         queue.take(everything=True)
+
+
+def test_a_batch_that_waits_already_is_not_added_again_and_its_sender_hears_too(queue):
+    first, *again = (queue.put(batch(0, 5)) for _ in range(20))
+    assert queue.rows == 5
+    (waiting,) = queue.take(everything=True)["steps"]
+    waiting.stored(5)
+    assert [first.result(timeout=0), *(f.result(timeout=0) for f in again)] == [5] + 19 * [0]
+    queue.put(batch(0, 5))
+    assert sizes(queue.take(everything=True)) == {"steps": [5]}
+
+
+def test_above_the_limit_a_sender_keeps_its_rows_until_others_are_stored(clock):
+    queue = BatchQueue(clock, replace(CONFIG, waiting_rows=10))
+    queue.put(batch(0, 50))  # one alone may be larger
+    with pytest.raises(Unavailable, match="50 rows wait"):
+        queue.put(batch(50, 1))
+    queue.put(batch(0, 50))
+    queue.take()
+    queue.put(batch(50, 8))
+    with pytest.raises(Unavailable):
+        queue.put(batch(58, 3))
+    queue.put(batch(58, 2))
+
+
+def test_one_insert_holds_so_many_rows_and_the_rest_waits_for_the_next(clock):
+    queue = BatchQueue(clock, replace(CONFIG, insert_rows=20))
+    for first, rows in ((0, 8), (8, 8), (16, 8), (24, 30), (54, 8)):
+        queue.put(batch(first, rows))
+    assert [sizes(queue.take()) for _ in range(5)] == [
+        {"steps": [8, 8]}, {"steps": [8]}, {"steps": [30]}, {"steps": [8]}, {}
+    ]  # fmt: skip
+    assert queue.rows == 0

@@ -219,3 +219,13 @@ def test_its_thread_stores_what_is_submitted_until_it_is_closed(tmp_path, store)
     intake.close()
     assert last.result(timeout=0) == 5
     assert len(store.ranges) == 1 or store.ranges[-1]["next_row"] == 10
+
+
+def test_everything_that_waits_is_stored_at_the_end_however_many_inserts_that_takes(tmp_path, store):
+    intake = Intake(store, tmp_path, StillClock(), IntakeConfig(insert_rows=10))
+    futures = [intake.submit(batch(first, 5)) for first in range(0, 50, 5)]
+    assert intake.metrics.registry.get_sample_value("pulsetrain_ingest_waiting_rows") == 50
+    intake.close()
+    assert [f.result(timeout=0) for f in futures] == 10 * [5]
+    assert store.inserts == 5
+    assert intake.metrics.registry.get_sample_value("pulsetrain_ingest_waiting_rows") == 0
