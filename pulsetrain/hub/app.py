@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute
 
 from pulsetrain.analytics.incidents.alerts import AlertBook
 from pulsetrain.core.clock import Clock
+from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.core.supervisor import TaskSupervisor
 from pulsetrain.hub.event_writer import EventWriter
 from pulsetrain.hub.heartbeat_inbox import HeartbeatInbox
@@ -48,6 +49,7 @@ from pulsetrain.hub.status import StatusReport
 from pulsetrain.hub.token_file import KnownTokens
 from pulsetrain.hub.token_gate import TokenGate
 from pulsetrain.hub.watch_pace import WatchPace
+from pulsetrain.records.findings import Finding
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.stream.store import server
 from pulsetrain.stream.store.clickhouse import Store
@@ -55,10 +57,14 @@ from pulsetrain.stream.store.intake import Intake
 
 log = structlog.get_logger()
 
+RECALL_S = 3.0
+"""For so long a hub that takes the lead waits for the store."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a hub is made of. `facts` is what it says of itself."""
+    """What a hub is made of. `facts` is what it says of itself. `past_findings` reads what earlier hubs have
+    found, newest first. It blocks."""
 
     store: Store
     writer: EventWriter
@@ -66,6 +72,7 @@ class Parts:
     controller: Controller
     inbox: HeartbeatInbox
     reporter: Reporter
+    past_findings: Callable[[], Sequence[Finding]]
     stacks: Stacks
     ras: RasReports
     profiles: Profiles
@@ -106,6 +113,8 @@ async def _guard(parts: Parts, deposed: Callable[[], None]) -> None:
     """Run the loops from the moment at which this hub leads until the one at which it does not."""
     while parts.leadership.role is Role.WAITING:
         await asyncio.sleep(GUARD_S)
+    if parts.leadership.role is not Role.ALONE:
+        await _recall(parts)
     parts.loops.start()
     if parts.leadership.role is Role.ALONE:
         return
@@ -114,6 +123,16 @@ async def _guard(parts: Parts, deposed: Callable[[], None]) -> None:
     log.error("deposed", leader=parts.leadership.leader())
     await parts.loops.stop()
     deposed()
+
+
+async def _recall(parts: Parts) -> None:
+    """Learn what the last leader has found. For a store that does not answer nobody's jobs wait."""
+    try:
+        past = await asyncio.wait_for(asyncio.to_thread(parts.past_findings), RECALL_S)
+    except (TimeoutError, PulsetrainError) as error:
+        log.warning("findings_not_recalled", error=str(error))
+    else:
+        parts.reporter.recall(past, parts.alerts.is_active)
 
 
 def api(parts: Parts) -> list[BaseRoute]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from pulsetrain.hub.hang_evidence import HangEvidence
 from pulsetrain.hub.hardware_watch import HardwareWatch
 from pulsetrain.hub.heartbeat_inbox import HeartbeatInbox
 from pulsetrain.hub.job_memory import KeptMemory
-from pulsetrain.hub.leadership import Alone, LeaderCollector, Leadership
+from pulsetrain.hub.leadership import Alone, LeaderCollector, Leadership, Role
 from pulsetrain.hub.links import Links
 from pulsetrain.hub.live_watch import LiveWatch
 from pulsetrain.hub.loop_health import LoopHealth
@@ -54,6 +54,7 @@ from pulsetrain.hub.time_metrics import TimeCollector
 from pulsetrain.hub.token_file import KnownTokens, TokenFile
 from pulsetrain.hub.watch_pace import WatchPace
 from pulsetrain.protocol.access import peer_key
+from pulsetrain.records.findings import Finding
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.pool_driver import PoolDriver
 from pulsetrain.recovery.state import Services
@@ -84,6 +85,7 @@ class Detection:
     """What looks for trouble in jobs and reports it."""
 
     reporter: Reporter
+    past_findings: Callable[[], Sequence[Finding]]
     stacks: Stacks
     ras: RasReports
     live: LiveWatch
@@ -125,11 +127,19 @@ def assemble(
         pool=settings.pool,
     )
     controller = Controller(services, loops, last_attempt=lambda job: views.last_attempt(store, job))
-    intake = Intake(store, data / "journal", clock)
+    intake = Intake(
+        store,
+        data / "journal",
+        clock,
+        shared=leadership.role is not Role.ALONE,
+        may_store=lambda: leadership.role is not Role.DEPOSED,
+    )
     pace = WatchPace(clock, lambda: intake.spent_s)
     inbox = HeartbeatInbox(controller, clock, pace.message)
     loops.add("heartbeats", inbox.turn, stale_after_s=STALE_S["heartbeats"])
     detection = _detection(controller, alerts, writer, store, intake, pace, memory, settings, clock, loops)
+    if leadership.role is Role.ALONE:
+        detection.reporter.recall(detection.past_findings(), alerts.is_active)
     own = [lambda: loops.statuses() if loops.started else (), lambda: [writer.status(), intake.status()]]
     table = LoopTable(own, controller.jobs)
     intake.metrics.registry.register(LoopCollector(table.rows))
@@ -159,6 +169,7 @@ def assemble(
         controller=controller,
         inbox=inbox,
         reporter=detection.reporter,
+        past_findings=detection.past_findings,
         stacks=detection.stacks,
         ras=detection.ras,
         profiles=Profiles(controller.jobs, detection.live, writer),
@@ -230,12 +241,12 @@ def _detection(
     jobs, config, device = controller.jobs, settings.watch, _device(settings)
     reporter = Reporter(jobs, writer, alerts, clock)
     past = PastStore(store, dict(for_device(device)), store.inserts)
-    reporter.recall(past.findings(), alerts.is_active)
     stacks = Stacks(jobs, writer, clock, loops, stopped_s=config.stopped_s)
     ras = RasReports(jobs, writer, clock, loops, stopped_s=config.stopped_s)
     records = StoreRecords(store, device, inserts=intake.inserts, hurry=intake.hurry, versions=store.inserts)
     return Detection(
         reporter=reporter,
+        past_findings=past.findings,
         stacks=stacks,
         ras=ras,
         live=LiveWatch(

@@ -33,7 +33,9 @@ class OpenSince:
         self._since: dict[tuple[str, str], dict[Key, int]] = {}
 
     def recall(self, past: Iterable[Finding]) -> None:
-        """Take what earlier hubs recorded. What rose from information to more began as information."""
+        """Take what earlier hubs recorded: this one begins now. What rose from information to more began as
+        information."""
+        self._started_s = self._clock.monotonic_s()
         for finding in sorted(past, key=lambda f: f.ts_ns):
             name = (finding.job, key(finding))
             known = self._recorded.get(name)

@@ -103,7 +103,12 @@ def candidate(
     clock = SystemClock()
     election = Election(kept, f"{url}#{secrets.token_hex(4)}", clock)
     memory = KeptMemory(kept, fence=lambda: hub.fence(), refused=lambda: hub.depose(), patience_s=None)
-    hub = Candidate(election, memory.load, clock)
+
+    def prepare() -> None:
+        memory.load()
+        parts.intake.take_over()
+
+    hub = Candidate(election, prepare, clock)
     parts = assemble(store, memory, data, url, token, settings, leadership=hub)
     parts.table.add(lambda: [hub.status()])
     hub.start()

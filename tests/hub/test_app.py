@@ -1,11 +1,15 @@
 """The application: all routes behind the token, and loops that run while it serves."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
+from pulsetrain.core.errors import Unavailable
+from pulsetrain.hub import app as hub_app
 from pulsetrain.hub.app import api, build
-from tests.hub.fakes import Client
+from pulsetrain.hub.leadership import Alone, Role
+from tests.hub.fakes import Client, finding
 
 
 @pytest.fixture
@@ -42,3 +46,32 @@ def test_the_loops_run_while_the_application_serves(parts, monkeypatch):
     }
     assert names <= set(running)
     assert not names & set(ended)
+
+
+async def takes_the_lead(parts, monkeypatch, past_findings):
+    """Serve as a hub that waits, then leads, until its loops run."""
+    monkeypatch.setattr(hub_app, "records", lambda parts: [])
+    monkeypatch.setattr(hub_app, "GUARD_S", 0.001)
+    leadership = Alone("http://hub")
+    leadership.role = Role.WAITING
+    parts = replace(parts, leadership=leadership, past_findings=past_findings)
+    async with build(parts).router.lifespan_context(None):
+        await asyncio.sleep(0.01)
+        assert not parts.loops.started
+        leadership.role = Role.LEADER
+        while not parts.loops.started:
+            await asyncio.sleep(0.001)
+    return parts
+
+
+def test_a_hub_that_takes_the_lead_knows_what_the_last_leader_found(parts, monkeypatch):
+    asyncio.run(takes_the_lead(parts, monkeypatch, lambda: [finding()]))
+    assert parts.reporter.reported() == [finding()]
+
+
+def test_a_hub_takes_the_lead_without_its_store(parts, monkeypatch):
+    def away():
+        raise Unavailable("away")
+
+    asyncio.run(takes_the_lead(parts, monkeypatch, away))
+    assert parts.reporter.reported() == []

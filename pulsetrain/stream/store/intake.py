@@ -7,13 +7,16 @@ inserts keep a distance of up to 2 s, unless somebody is in a hurry.
 
 `ExactlyOnceWriter` stores each row once. Its journal lets a restarted hub finish what a killed one began. The
 token of an insert is random. An insert that failed is tried again before anything else of its record.
+
+Of several hubs on one store the one that takes the lead does not have the journal of the last one. So each
+saves the ranges of its inserts before it tells the senders, and reads them when it takes the lead.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -38,6 +41,8 @@ class Intake:
     """Stores batches. `submit` may be called from any thread. `run` belongs to one, which `start` makes.
 
     `folder` keeps the journal. What an earlier hub left there is stored before the constructor returns.
+    `shared`: another hub may store rows of the same senders after this one. `may_store` says whether this hub
+    may store rows: one that was deposed may not.
     """
 
     def __init__(
@@ -47,12 +52,18 @@ class Intake:
         clock: Clock,
         config: IntakeConfig | None = None,
         metrics: IngestMetrics | None = None,
+        *,
+        shared: bool = False,
+        may_store: Callable[[], bool] = lambda: True,
     ) -> None:
         self.metrics = metrics or IngestMetrics()
         self._clock = clock
         self._config = config or IntakeConfig()
         self._queue = BatchQueue(clock, self._config)
         self._writer = ExactlyOnceWriter(store, clock, self.metrics, Journal(folder))
+        self._shared, self._may_store = shared, may_store
+        self._outdated = False  # whether another hub may have stored rows since the ranges were read
+        self._stored: list[tuple[WaitingBatch, int]] = []  # batches whose senders are to be told
         self._unfinished: dict[str, PreparedInsert] = {}
         self._inserts: Counter[str] = Counter()
         self.spent_s = 0.0  # seconds that inserts have taken together
@@ -67,6 +78,10 @@ class Intake:
         """Begin to store what is submitted."""
         self._thread.start()
 
+    def take_over(self) -> None:
+        """Before the next insert, read again which rows are stored: another hub has led until now."""
+        self._outdated = True
+
     def submit(self, batch: Batch) -> Future[int]:
         """Store the batch's rows that are not stored yet. The result is their number, and comes when they can
         be queried. Its exception is `SchemaMismatch` where the engine cannot read the batch, or `Unavailable`
@@ -74,7 +89,7 @@ class Intake:
         return self._queue.put(batch)
 
     def close(self) -> None:
-        """Store what waits, save the ranges and end. Idempotent."""
+        """Store what waits if this hub still may, save the ranges and end. Idempotent."""
         self._thread.stop(CLOSE_S)
         self.run(everything=True)
         self._save()
@@ -91,6 +106,10 @@ class Intake:
         due, began_s = self._queue.take(everything=everything), self._clock.monotonic_s()
         for record, waiting in due.items():
             self._store(record, waiting)
+        if self._shared and self._stored and not self._save():
+            unsaved, self._stored = self._stored, []
+            _fail([each for each, _ in unsaved], "the store does not know yet that the rows are stored")
+        self._tell()
         if due:
             took_s = self._clock.monotonic_s() - began_s
             self._queue.took(took_s)
@@ -118,6 +137,7 @@ class Intake:
     def _store(self, record: str, waiting: Sequence[WaitingBatch]) -> None:
         """Store batches by one insert and answer the sender of each."""
         try:
+            self._make_sure()
             self._retry_unfinished(record)
             new_rows = self._insert(record, [each.batch for each in waiting])
         except SchemaMismatch as error:
@@ -133,8 +153,23 @@ class Intake:
             log.exception("batches_not_stored", record=record, batches=len(waiting))
             _fail(waiting, f"{type(error).__name__}: {error}")
         else:
-            for each, count in zip(waiting, new_rows, strict=True):
-                each.stored(count)
+            self._stored += zip(waiting, new_rows, strict=True)
+            if not self._shared:
+                self._tell()
+
+    def _make_sure(self) -> None:
+        """Raise `Unavailable` where this hub may not store rows, or cannot learn which are stored."""
+        if not self._may_store():
+            raise Unavailable("this hub does not lead any more")
+        if self._outdated:
+            self._writer.load()
+            self._outdated = False
+
+    def _tell(self) -> None:
+        """Tell the senders of stored rows."""
+        told, self._stored = self._stored, []
+        for waiting, new_rows in told:
+            waiting.stored(new_rows)
 
     def _insert(self, record: str, batches: Sequence[Batch]) -> tuple[int, ...]:
         """Store what of `batches` is not stored yet. Returns how many rows of each that was."""
@@ -162,12 +197,14 @@ class Intake:
             raise
         del self._unfinished[record]
 
-    def _save(self) -> None:
+    def _save(self) -> bool:
         self._saved_s = self._clock.monotonic_s()
         try:
             self._writer.save_ranges()
         except PulsetrainError as error:
             log.warning("ranges_not_saved", error=str(error))
+            return False
+        return True
 
 
 def _fail(waiting: Sequence[WaitingBatch], why: str) -> None:

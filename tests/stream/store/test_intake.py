@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import tempfile
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -229,3 +230,55 @@ def test_everything_that_waits_is_stored_at_the_end_however_many_inserts_that_ta
     assert [f.result(timeout=0) for f in futures] == 10 * [5]
     assert store.inserts == 5
     assert intake.metrics.registry.get_sample_value("pulsetrain_ingest_waiting_rows") == 0
+
+
+def test_a_hub_that_takes_the_lead_stores_nothing_that_the_last_one_has_told_as_stored(tmp_path, store):
+    waits = Intake(store, tmp_path / "b", StillClock(), shared=True)
+    leads = Intake(store, tmp_path / "a", StillClock(), shared=True)
+    assert stored(leads, batch(0, 5)) == [5]  # and is killed at once
+    waits.take_over()
+    assert stored(waits, batch(0, 8)) == [3]
+    assert store.rows == list(range(8))
+
+
+def test_ranges_are_saved_before_senders_are_told_where_another_hub_may_take_over(tmp_path, store):
+    intake, saved = Intake(store, tmp_path, StillClock(), shared=True), []
+    intake.submit(batch(0, 5)).add_done_callback(lambda _: saved.extend(store.ranges))
+    intake.run(everything=True)
+    assert [(each["first_row"], each["next_row"]) for each in saved] == [(0, 5)]
+
+
+def test_senders_are_not_told_where_the_ranges_cannot_be_saved(tmp_path, store):
+    intake = Intake(store, tmp_path, StillClock(), shared=True)
+    store.fails = "ranges"
+    future = intake.submit(batch(0, 5))
+    intake.run(everything=True)
+    assert isinstance(future.exception(timeout=0), Unavailable)
+    store.fails = ""
+    assert stored(intake, batch(0, 5)) == [0]
+    assert (store.rows, len(store.ranges)) == (list(range(5)), 1)
+
+
+def test_a_hub_that_cannot_read_the_ranges_stores_nothing_until_it_can(tmp_path, store):
+    intake, query = Intake(store, tmp_path, StillClock(), shared=True), store.query
+
+    def away(sql, params=None):
+        raise Unavailable("away")
+
+    intake.take_over()
+    store.query = away
+    future = intake.submit(batch(0, 5))
+    intake.run(everything=True)
+    assert isinstance(future.exception(timeout=0), Unavailable)
+    store.query = query
+    assert stored(intake, batch(0, 5)) == [5]
+
+
+def test_a_hub_that_was_deposed_stores_nothing_more(tmp_path, store):
+    deposed = threading.Event()
+    intake = Intake(store, tmp_path, StillClock(), shared=True, may_store=lambda: not deposed.is_set())
+    future = intake.submit(batch(0, 5))
+    deposed.set()
+    intake.close()
+    assert isinstance(future.exception(timeout=0), Unavailable)
+    assert store.rows == []
