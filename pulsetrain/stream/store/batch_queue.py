@@ -74,7 +74,8 @@ class _Gathering:
 
     def take(self, most_rows: int) -> list[WaitingBatch]:
         """Take out the oldest batches: one, and more while they have `most_rows` together."""
-        taken, rows = [], 0
+        taken: list[WaitingBatch] = []
+        rows = 0
         for waiting in self.batches.values():
             rows += waiting.batch.rows
             if taken and rows > most_rows:
