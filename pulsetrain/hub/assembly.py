@@ -54,6 +54,7 @@ from pulsetrain.hub.time_metrics import TimeCollector
 from pulsetrain.hub.token_file import KnownTokens, TokenFile
 from pulsetrain.hub.watch_pace import WatchPace
 from pulsetrain.protocol.access import peer_key
+from pulsetrain.records.ddl import REMEMBERED_S
 from pulsetrain.records.findings import Finding
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.pool_driver import PoolDriver
@@ -133,6 +134,7 @@ def assemble(
         clock,
         shared=leadership.role is not Role.ALONE,
         may_store=lambda: leadership.role is not Role.DEPOSED,
+        remembered_s=REMEMBERED_S if settings.store.cluster else None,
     )
     pace = WatchPace(clock, lambda: intake.spent_s)
     inbox = HeartbeatInbox(controller, clock, pace.message)

@@ -52,6 +52,13 @@ _GRANULARITY: Mapping[str, int] = MappingProxyType({"spans": 16_384})
 """Rows between two marks of a table, where not 8,192. It cannot be changed later."""
 
 
+REMEMBERED_S = 7 * 86_400
+"""For so long a cluster remembers the token of an insert."""
+_REMEMBERED: Mapping[str, object] = MappingProxyType(
+    {"replicated_deduplication_window_seconds": REMEMBERED_S}  # newer servers: an hour
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Engine:
     """Table ``[store]``, environment ``PULSETRAIN_STORE_*``: how tables are created."""
@@ -68,6 +75,14 @@ class Engine:
         if self.deduplication_window < 100:
             raise ValueError(f"deduplication_window = {self.deduplication_window}: allowed 100 or more")
 
+    @property
+    def tuned(self) -> dict[str, Mapping[str, object]]:
+        """The settings that tables should have, also those that an older version has made."""
+        if not self.cluster:
+            return dict(TUNED)
+        names = {*RECORDS, *TUNED, QUARANTINE}
+        return {name: {**TUNED.get(name, {}), **_REMEMBERED} for name in sorted(names)}
+
     def table(self, name: str) -> str:
         """`name` as CREATE and ALTER statements write it."""
         return f"`{name}` ON CLUSTER `{self.cluster}`" if self.cluster else f"`{name}`"
@@ -79,8 +94,12 @@ class Engine:
     @property
     def settings(self) -> str:
         """The SETTINGS clause of every table that takes inserts."""
-        window = "replicated_deduplication_window" if self.cluster else "non_replicated_deduplication_window"
-        return f"SETTINGS {window} = {self.deduplication_window}, ttl_only_drop_parts = 1"
+        last = self.deduplication_window
+        window = f"non_replicated_deduplication_window = {last}"
+        if self.cluster:  # an hour is the default of newer servers, and they end what comes first
+            seconds = f"replicated_deduplication_window_seconds = {REMEMBERED_S}"
+            window = f"replicated_deduplication_window = {last}, {seconds}"
+        return f"SETTINGS {window}, ttl_only_drop_parts = 1"
 
 
 def literal(value: object) -> str:

@@ -45,6 +45,15 @@ def test_on_a_cluster_every_table_is_made_everywhere_and_replicated(table):
 def test_repeated_inserts_are_recognised_in_the_window_of_the_engines_kind():
     assert "non_replicated_deduplication_window = 10000" in ddl.create_table(RECORDS["steps"], ONE)
     assert " replicated_deduplication_window = 700" in ddl.create_table(RECORDS["steps"], MANY)
+    assert "replicated_deduplication_window_seconds = 604800" in ddl.create_table(RECORDS["steps"], MANY)
+
+
+def test_all_tables_of_a_cluster_remember_tokens_for_a_week_also_older_ones():
+    assert ONE.tuned == ddl.TUNED
+    for name in (*RECORDS, ddl.ROLLUP, ddl.QUARANTINE):
+        assert MANY.tuned[name] == {
+            **ddl.TUNED.get(name, {}), "replicated_deduplication_window_seconds": 604800
+        }  # fmt: skip
 
 
 def test_a_newer_field_is_added_as_a_new_table_would_have_it():

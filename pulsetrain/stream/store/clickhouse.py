@@ -108,10 +108,10 @@ class Store:
         self._tune()
 
     def _tune(self) -> None:
-        """Give busy tables the settings that they lack and that this engine knows."""
+        """Give tables the settings that they lack and that this engine knows."""
         known = set(storage.table_settings(self)["name"].to_pylist())
         engines = {row["name"]: row["engine_full"] for row in storage.engines(self).to_pylist()}
-        for table, wanted in ddl.TUNED.items():
+        for table, wanted in self.engine.tuned.items():
             lacking = ddl.lacking({k: v for k, v in wanted.items() if k in known}, engines[table])
             if lacking:
                 self.command(ddl.set_settings(table, lacking, self.engine))

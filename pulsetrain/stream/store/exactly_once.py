@@ -29,7 +29,7 @@ from pulsetrain.stream.ingest_metrics import IngestMetrics
 from pulsetrain.stream.queries.queryable import Queryable
 from pulsetrain.stream.store import quarantine
 from pulsetrain.stream.store.clickhouse import ipc
-from pulsetrain.stream.store.insert_group import InsertGroup, RowRange, encode_group
+from pulsetrain.stream.store.insert_group import InsertGroup, RowRange, encode_group, part_of
 from pulsetrain.stream.store.journal import Journal
 from pulsetrain.stream.store.stored_rows import Claim, StoredRows, ranges_table
 
@@ -64,13 +64,20 @@ class ExactlyOnceWriter:
 
     `load`, `recover`, `prepare` and `discard` belong to one thread, `insert` and `save_ranges` to one
     thread. The two may differ, so that the next insert is prepared while one is on its way. Inserts happen
-    in the order in which they were prepared.
+    in the order in which they were prepared. The store remembers tokens for `remembered_s`, None: for ever.
     """
 
     def __init__(
-        self, store: RowStore, clock: Clock, metrics: IngestMetrics, journal: Journal | None = None
+        self,
+        store: RowStore,
+        clock: Clock,
+        metrics: IngestMetrics,
+        journal: Journal | None = None,
+        *,
+        remembered_s: float | None = None,
     ) -> None:
         self._store, self._clock, self._metrics, self._journal = store, clock, metrics, journal
+        self._remembered_s = remembered_s
         self._stored = StoredRows()
         self._unsaved: dict[tuple[str, str, int], int] = {}
         self._unsaved_tokens: list[str] = []
@@ -80,15 +87,20 @@ class ExactlyOnceWriter:
         self._stored.load(self._store)
 
     def recover(self) -> None:
-        """Read which rows are stored, then finish the inserts that an earlier process left in the journal."""
+        """Read which rows are stored, then finish the inserts that an earlier process left in the journal.
+
+        Not those older than the store remembers tokens: it would store again what it has. Whose rows it does
+        not have was not told that they are stored, and sends them again.
+        """
         self.load()
-        for group in self._journal.read_all() if self._journal else ():
+        since_ns = self._clock.wall_ns() - int(self._remembered_s * 1e9) if self._remembered_s else 0
+        for group in self._journal.read_all(since_ns) if self._journal else ():
             self._recover_group(group)
         self.save_ranges()
 
     def _recover_group(self, group: InsertGroup) -> None:
         claims = [c for rows in group.ranges for c in self._stored.claim(group.record, rows)]
-        prepared = PreparedInsert(group=group, claims=tuple(claims))
+        prepared = PreparedInsert(group=self._new_part(group, claims), claims=tuple(claims))
         if not claims:
             self.discard(prepared)  # its ranges are saved, so it was stored
             return
@@ -97,6 +109,18 @@ class ExactlyOnceWriter:
         except SchemaMismatch as error:  # no sender was told that these rows are stored
             log.warning("journal_refused", record=group.record, error=str(error))
             self.discard(prepared)
+
+    def _new_part(self, group: InsertGroup, claims: Sequence[Claim]) -> InsertGroup:
+        """What of a group is not stored. Another hub may have stored the rest since, under its own token.
+
+        The token stays: where the group's insert has happened, the store drops the part too.
+        """
+        new = [c.rows for c in claims]
+        if not new or sum(r.end - r.first for r in new) == sum(r.end - r.first for r in group.ranges):
+            return group
+        part = part_of(group, new)
+        log.warning("journal_partly_stored", record=group.record, rows=group.rows, cut=part is not None)
+        return part or group
 
     def prepare(self, record: str, batches: Sequence[Batch], token: str) -> PreparedInsert:
         """One insert of the rows of `batches` (all of `record`) that are not stored or on their way yet.

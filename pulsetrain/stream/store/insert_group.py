@@ -64,6 +64,27 @@ def encode_group(record: str, token: str, ranges: Sequence[RowRange], table: pa.
     )
 
 
+def part_of(group: InsertGroup, wanted: Sequence[RowRange]) -> InsertGroup | None:
+    """The group with only the rows of `wanted`, which lie in its ranges, under its token.
+
+    None where it is not known which rows those are: some rows of the group went to the quarantine.
+    """
+    if sum(r.end - r.first for r in group.ranges) != group.rows:
+        return None
+    begins, begin = [], 0
+    for rows in group.ranges:
+        begins.append((rows, begin))
+        begin += rows.end - rows.first
+    table = pa.ipc.open_stream(group.data).read_all()
+    pieces = [
+        table.slice(begin + part.first - rows.first, part.end - part.first)
+        for part in wanted
+        for rows, begin in begins
+        if rows.source == part.source and rows.first <= part.first and part.end <= rows.end
+    ]
+    return encode_group(group.record, group.token, wanted, pa.concat_tables(pieces))
+
+
 def decode_group(data: bytes) -> InsertGroup:
     """The group whose `data` these bytes are. Raises `CorruptData`."""
     try:

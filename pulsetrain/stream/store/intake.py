@@ -42,7 +42,7 @@ class Intake:
 
     `folder` keeps the journal. What an earlier hub left there is stored before the constructor returns.
     `shared`: another hub may store rows of the same senders after this one. `may_store` says whether this hub
-    may store rows: one that was deposed may not.
+    may store rows: one that was deposed may not. `remembered_s`: see `ExactlyOnceWriter`.
     """
 
     def __init__(
@@ -55,12 +55,15 @@ class Intake:
         *,
         shared: bool = False,
         may_store: Callable[[], bool] = lambda: True,
+        remembered_s: float | None = None,
     ) -> None:
         self.metrics = metrics or IngestMetrics()
         self._clock = clock
         self._config = config or IntakeConfig()
         self._queue = BatchQueue(clock, self._config)
-        self._writer = ExactlyOnceWriter(store, clock, self.metrics, Journal(folder))
+        self._writer = ExactlyOnceWriter(
+            store, clock, self.metrics, Journal(folder), remembered_s=remembered_s
+        )
         self._shared, self._may_store = shared, may_store
         self._outdated = False  # whether another hub may have stored rows since the ranges were read
         self._stored: list[tuple[WaitingBatch, int]] = []  # batches whose senders are to be told

@@ -49,15 +49,26 @@ class Journal:
         """Delete the group, because its rows and their ranges are in the store or were refused."""
         self._path(token).unlink(missing_ok=True)
 
-    def read_all(self) -> list[InsertGroup]:
-        """What an earlier hub left, oldest first. Deletes half-written files, which were never inserted."""
+    def read_all(self, since_ns: int = 0) -> list[InsertGroup]:
+        """What an earlier hub left since a time (UTC), oldest first.
+
+        Deletes what is older, and half-written files, which were never inserted.
+        """
         for partial in self._folder.glob("*.part"):
             partial.unlink(missing_ok=True)
-        paths = sorted(self._folder.glob("*.arrow"), key=lambda p: p.stat().st_mtime_ns)
+        paths = sorted(self._folder.glob("*.arrow"), key=_written_ns)
+        for path in [p for p in paths if _written_ns(p) < since_ns]:
+            log.warning("journal_too_old", path=str(path))
+            path.unlink(missing_ok=True)
+            paths.remove(path)
         return [group for path in paths if (group := _read(path)) is not None]
 
     def _path(self, token: str) -> Path:
         return self._folder / f"{token}.arrow"
+
+
+def _written_ns(path: Path) -> int:
+    return path.stat().st_mtime_ns
 
 
 def _read(path: Path) -> InsertGroup | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -117,6 +118,41 @@ def test_a_group_whose_ranges_are_saved_is_not_inserted_again(store, tmp_path):
     writer(store, tmp_path)
     assert store.rows == list(range(5))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_group_older_than_the_store_remembers_tokens_is_not_inserted_again(store, tmp_path):
+    write(writer(store, tmp_path), batch(0, 5), token="old")
+    (kept,) = tmp_path.iterdir()
+    os.utime(kept, ns=(0, DAY - 150 * 10**9))
+    store.tokens.clear()
+    ExactlyOnceWriter(store, StillClock(), IngestMetrics(), Journal(tmp_path), remembered_s=100).recover()
+    assert store.rows == list(range(5))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_what_another_hub_has_not_stored_of_a_group_is_inserted(store, tmp_path):
+    killed = writer(store, tmp_path)
+    store.fails = "before"
+    with pytest.raises(Unavailable):
+        write(killed, batch(0, 5, "a"), batch(0, 10, "b"), token="old")
+    store.fails = ""
+    other = writer(store)
+    write(other, batch(0, 5, "a"), batch(3, 4, "b"), token="new")
+    other.save_ranges()
+    writer(store, tmp_path)
+    assert sorted(store.rows) == sorted([*range(5), *range(10)])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_part_of_a_group_whose_insert_has_happened_is_not_stored_again(store, tmp_path):
+    killed = writer(store, tmp_path)
+    write(killed, batch(0, 5, "a"), batch(0, 10, "b"), token="old")
+    other = writer(store)
+    write(other, batch(0, 5, "a"), token="new")
+    other.save_ranges()
+    before = list(store.rows)
+    writer(store, tmp_path)
+    assert store.rows == before
 
 
 def test_a_group_that_the_engine_refuses_is_forgotten_at_the_next_start(store, tmp_path):
