@@ -103,12 +103,7 @@ def candidate(
     clock = SystemClock()
     election = Election(kept, f"{url}#{secrets.token_hex(4)}", clock)
     memory = KeptMemory(kept, fence=lambda: hub.fence(), refused=lambda: hub.depose(), patience_s=None)
-
-    def prepare() -> None:
-        memory.load()
-        parts.intake.take_over()
-
-    hub = Candidate(election, prepare, clock)
+    hub = Candidate(election, memory.load, clock)
     parts = assemble(store, memory, data, url, token, settings, leadership=hub)
     parts.table.add(lambda: [hub.status()])
     hub.start()

@@ -9,7 +9,8 @@ inserts keep a distance of up to 2 s, unless somebody is in a hurry.
 token of an insert is random. An insert that failed is tried again before anything else of its record.
 
 Of several hubs on one store the one that takes the lead does not have the journal of the last one. So each
-saves the ranges of its inserts before it tells the senders, and reads them when it takes the lead.
+saves the ranges of its inserts before it tells the senders, and reads them before its first insert. Until
+then it waits, and leaves its own journal alone: the leader does not hear of what others store.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Intake:
     """Stores batches. `submit` may be called from any thread. `run` belongs to one, which `start` makes.
 
     `folder` keeps the journal. What an earlier hub left there is stored before the constructor returns.
-    `shared`: another hub may store rows of the same senders after this one. `may_store` says whether this hub
+    `shared`: other hubs may store rows of the same senders before this one and after it. What the journal
+    holds is then stored before the first insert, by which this hub leads. `may_store` says whether this hub
     may store rows: one that was deposed may not. `remembered_s`: see `ExactlyOnceWriter`.
     """
 
@@ -65,7 +67,7 @@ class Intake:
             store, clock, self.metrics, Journal(folder), remembered_s=remembered_s
         )
         self._shared, self._may_store = shared, may_store
-        self._outdated = False  # whether another hub may have stored rows since the ranges were read
+        self._recovered = False
         self._stored: list[tuple[WaitingBatch, int]] = []  # batches whose senders are to be told
         self._unfinished: dict[str, PreparedInsert] = {}
         self._inserts: Counter[str] = Counter()
@@ -75,15 +77,12 @@ class Intake:
         )
         self._saved_s = clock.monotonic_s()
         self.metrics.waiting.set_function(lambda: self._queue.rows)
-        self._writer.recover()
+        if not shared:
+            self._recover()
 
     def start(self) -> None:
         """Begin to store what is submitted."""
         self._thread.start()
-
-    def take_over(self) -> None:
-        """Before the next insert, read again which rows are stored: another hub has led until now."""
-        self._outdated = True
 
     def submit(self, batch: Batch) -> Future[int]:
         """Store the batch's rows that are not stored yet. The result is their number, and comes when they can
@@ -164,9 +163,13 @@ class Intake:
         """Raise `Unavailable` where this hub may not store rows, or cannot learn which are stored."""
         if not self._may_store():
             raise Unavailable("this hub does not lead any more")
-        if self._outdated:
-            self._writer.load()
-            self._outdated = False
+        if not self._recovered:
+            self._recover()
+
+    def _recover(self) -> None:
+        """Read which rows are stored, and finish what the journal holds."""
+        self._writer.recover()
+        self._recovered = True
 
     def _tell(self) -> None:
         """Tell the senders of stored rows."""

@@ -236,7 +236,6 @@ def test_a_hub_that_takes_the_lead_stores_nothing_that_the_last_one_has_told_as_
     waits = Intake(store, tmp_path / "b", StillClock(), shared=True)
     leads = Intake(store, tmp_path / "a", StillClock(), shared=True)
     assert stored(leads, batch(0, 5)) == [5]  # and is killed at once
-    waits.take_over()
     assert stored(waits, batch(0, 8)) == [3]
     assert store.rows == list(range(8))
 
@@ -265,7 +264,6 @@ def test_a_hub_that_cannot_read_the_ranges_stores_nothing_until_it_can(tmp_path,
     def away(sql, params=None):
         raise Unavailable("away")
 
-    intake.take_over()
     store.query = away
     future = intake.submit(batch(0, 5))
     intake.run(everything=True)
@@ -282,3 +280,18 @@ def test_a_hub_that_was_deposed_stores_nothing_more(tmp_path, store):
     intake.close()
     assert isinstance(future.exception(timeout=0), Unavailable)
     assert store.rows == []
+
+
+def test_a_hub_that_waits_stores_nothing_of_its_journal_before_it_leads(tmp_path, store):
+    deposed = Intake(store, tmp_path / "a", StillClock(), shared=True)
+    store.fails = "before"
+    deposed.submit(batch(0, 5))
+    deposed.run(everything=True)
+    store.fails = ""
+    leads = Intake(store, tmp_path / "b", StillClock(), shared=True)
+    stored(leads, batch(20, 1))
+    again = Intake(store, tmp_path / "a", StillClock(), shared=True)
+    again.run()
+    assert stored(leads, batch(0, 8)) == [8]
+    assert stored(again, batch(0, 9)) == [1]
+    assert sorted(store.rows) == [*range(9), 20]
