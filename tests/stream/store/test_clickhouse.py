@@ -198,8 +198,7 @@ def test_tokens_are_remembered_by_the_folder(tmp_path):
         import sys
         sys.path.insert(0, sys.argv[2])
         from tests.stream.rows import table
-        from pulsetrain.stream.store import clickhouse
-from pulsetrain.stream.store.clickhouse import open_store
+        from pulsetrain.stream.store.clickhouse import open_store
         store = open_store(sys.argv[1])
         store.migrate()
         store.insert("steps", table("steps", 4), token="again")
