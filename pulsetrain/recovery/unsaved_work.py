@@ -14,8 +14,8 @@ def done(job: JobState) -> str:
     """What the present attempt has done, as words for what would be lost. "" where that is nothing.
 
     Not every script names its steps. One whose ranks make progress counts as training after `stepless_s`.
-    Of one that shows nothing at all, as with `--no-python`, a long time is taken for work. So is an attempt that
-    an earlier hub launched: how long it has run is not known.
+    Of one that shows nothing at all, as with `--no-python`, a long time is taken for work. So is an attempt
+    that an earlier hub launched: how long it has run is not known.
     """
     if job.last_step >= 0:
         return f"{job.last_step + 1} steps"
