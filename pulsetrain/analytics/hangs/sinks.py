@@ -123,7 +123,7 @@ def judge_sink(
         or _by_process(sink, ranks)
         or _late_host(sink, ranks)
         or _first_silent(sink, ranks, margin_ns)
-        or _stuck_together(sink, ranks, groups)
+        or _stuck_together(sink, ranks, groups, graph)
     )
 
 
@@ -258,7 +258,9 @@ def _first_silent(sink: Sink, ranks: EvidenceByRank, margin_ns: int) -> SinkVerd
     return SinkVerdict(verdict="rank", culprits=(oldest,), confidence=0.7, reason=reason)
 
 
-def _stuck_together(sink: Sink, ranks: EvidenceByRank, groups: Mapping[GroupKey, StuckGroup]) -> SinkVerdict:
+def _stuck_together(
+    sink: Sink, ranks: EvidenceByRank, groups: Mapping[GroupKey, StuckGroup], graph: WaitGraph
+) -> SinkVerdict:
     """Judge ranks that all joined: the same operation (network), or different ones (desync)."""
     oldest = [(r, w) for r in sink if (w := ranks[r].oldest_wait) is not None]
     collectives = {w.collective for _, w in oldest}
@@ -273,6 +275,9 @@ def _stuck_together(sink: Sink, ranks: EvidenceByRank, groups: Mapping[GroupKey,
     odd = _out_of_order(oldest)
     if odd:
         reason = f"{_subject(odd)} in another operation than the rest of the same ranks"
+    elif (hub := graph.hub(sink)) is not None:
+        odd, others = (hub,), [rank for rank in sink if rank != hub]
+        reason = f"{_subject(odd)} in an operation that {_listed(others)} are not in, and they wait for it"
     else:
         reason = f"{_subject(sink)} waiting for each other in different operations"
     return SinkVerdict(
@@ -301,8 +306,13 @@ def _paired(waits: Sequence[tuple[int, Wait]]) -> bool:
 
 def _subject(ranks: Sequence[int]) -> str:
     """Return the ranks as the subject of a sentence, with its verb."""
+    return f"{_listed(ranks)} {'is' if len(ranks) == 1 else 'are'}"
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    """Return the ranks as a noun."""
     listed = ", ".join(str(r) for r in ranks)
-    return f"rank {listed} is" if len(ranks) == 1 else f"ranks {listed} are"
+    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
 
 
 def _waiting(count: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -52,6 +53,52 @@ class WaitGraph:
                     reached.add(node)
                     todo.append(node)
         return {n for n in reached if isinstance(n, int)} - set(ranks)
+
+    def hub(self, sink: tuple[int, ...]) -> int | None:
+        """Return the one rank of a sink through which all waiting in circles goes, None where there is none.
+
+        If it went on, nobody in the sink would wait for each other any more. In a pair both ranks are such,
+        so neither is named.
+
+        >>> WaitGraph({0: {1, 2}, 1: {0}, 2: {0, 1}}).hub((0, 1, 2))
+        0
+        """
+        circle = self._circle(sink[0])
+        hubs = [r for r in circle if isinstance(r, int) and not self._has_circle(without=r, begin=sink[0])]
+        return hubs[0] if len(hubs) == 1 else None
+
+    def _circle(self, begin: Node) -> list[Node]:
+        """Return the nodes of a shortest way from a node of a sink back to it."""
+        before: dict[Node, Node] = {}
+        todo = deque([begin])
+        while todo and begin not in before:
+            node = todo.popleft()
+            for target in self._edges.get(node, ()):
+                if target not in before:
+                    before[target] = node
+                    todo.append(target)
+        way = [begin]
+        while (node := before[way[-1]]) != begin:
+            way.append(node)
+        return way
+
+    def _has_circle(self, *, without: Node, begin: Node) -> bool:
+        """Whether some nodes of the sink of `begin` wait for each other if one did not wait."""
+        inside, todo = {begin}, [begin]
+        while todo:
+            for target in self._edges.get(todo.pop(), ()):
+                if target not in inside:
+                    inside.add(target)
+                    todo.append(target)
+        waits_for = {node: len(self._edges.get(node, ())) for node in inside if node != without}
+        free = [without, *(node for node, count in waits_for.items() if not count)]
+        while free:
+            for node in self._waiting_for.get(free.pop(), ()):
+                if node in waits_for:
+                    waits_for[node] -= 1
+                    if not waits_for[node]:
+                        free.append(node)
+        return any(waits_for.values())
 
     def sinks(self) -> list[tuple[int, ...]]:
         """Return the ranks of each sink, sorted.

@@ -189,3 +189,40 @@ def test_a_rank_stranded_by_a_mismatch_is_left_out_and_costs_confidence():
     assert diagnosis.culprits == (0,)
     assert diagnosis.confidence < 0.9
     assert diagnosis.reason.endswith("never found its peers: 1")
+
+
+def in_groups(rank, op, group, *idle):
+    """A rank in the operation 8 of a group, with 7 operations done in `idle` groups."""
+    wait = Wait(group=group, seq=8, op=op)
+    enqueued = {group: 8} | dict.fromkeys(idle, 7)
+    return RankEvidence(
+        rank=rank, enqueued=enqueued, completed=dict.fromkeys(enqueued, 7), waits=(wait,), blocked=True
+    )
+
+
+@pytest.mark.parametrize("extra", range(4))
+def test_of_ranks_in_different_groups_the_one_that_all_circles_go_through_is_named(extra):
+    """Two by two ranks. One joins a collective of the world that nobody else is in."""
+    row = {r: ("tp", (r - r % 2, r - r % 2 + 1)) for r in range(4)}
+    column = {r: ("dp", (r % 2, r % 2 + 2)) for r in range(4)}
+    mate, below = extra ^ 1, extra ^ 2
+    ranks = [
+        in_groups(extra, "all_reduce", WORLD, row[extra], column[extra]),
+        in_groups(mate, "all_gather", row[extra], WORLD, column[mate]),
+        in_groups(below, "reduce_scatter", column[extra], WORLD, row[below]),
+        in_groups(extra ^ 3, "all_gather", row[below], WORLD, column[mate]),
+    ]
+    diagnosis = diagnose(ranks)
+    assert (diagnosis.verdict, diagnosis.culprits, diagnosis.proven) == ("desync", (extra,), True)
+    assert set(diagnosis.victims) == set(range(4)) - {extra}
+    assert diagnosis.confidence < 0.9
+
+
+def test_in_a_circle_of_three_nobody_is_named_before_the_others():
+    pairs = [("a", (0, 1)), ("b", (1, 2)), ("c", (0, 2))]
+    ranks = [
+        in_groups(0, "all_reduce", pairs[0], pairs[2]),
+        in_groups(1, "all_reduce", pairs[1], pairs[0]),
+        in_groups(2, "all_reduce", pairs[2], pairs[1]),
+    ]
+    assert diagnose(ranks).culprits == (0, 1, 2)
