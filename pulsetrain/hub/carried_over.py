@@ -40,8 +40,6 @@ class CarriedOver:
             del self._open[job]
         known = set(map(key, seen))
         others = [f for k, f in self._open.get(job, {}).items() if f.attempt == attempt and k not in known]
-        if not others:
-            return list(seen)
         return sorted(
             worst_first([*seen, *others]),
             key=lambda f: (ORDER[f.severity], TROUBLES.index(trouble_state(f))),

@@ -95,7 +95,7 @@ class Reporter:
             self._of(finding.job).appendleft(finding)
 
     def open(self, job: str, attempt: int) -> list[Finding]:
-        """Findings of an attempt that are still there, live ones first, the worst first of each source.
+        """Findings of an attempt that are still there, the worst first, from whatever source.
 
         After a restart of the hub those that were open before are among them, until it has looked.
         """

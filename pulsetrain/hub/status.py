@@ -15,7 +15,7 @@ from pulsetrain.hub.live_watch import Watched
 from pulsetrain.hub.loops import LoopRow, LoopTable
 from pulsetrain.hub.past_jobs import PastStatus
 from pulsetrain.hub.reporter import Reporter
-from pulsetrain.hub.summary import Summary, summarize
+from pulsetrain.hub.summary import Summary, summarize, worst_of
 from pulsetrain.recovery.pool_driver import PoolRow
 from pulsetrain.recovery.snapshot import JobSnapshot
 from pulsetrain.recovery.view import JobRow, job_row
@@ -130,7 +130,7 @@ class StatusReport:
         since = [self._reporter.since_ns(job.job, finding) for finding in findings]
         return {
             **job_row(job),
-            "verdict": summarize(job, findings, since[0] if since else 0),
+            "verdict": summarize(job, findings, self._worst_since_ns(job.job, findings)),
             "findings": [
                 {**finding.row(), "since_ns": began} for finding, began in zip(findings, since, strict=True)
             ],
@@ -138,6 +138,10 @@ class StatusReport:
             "median_step_s": self._steps.median_step_ns(job.job) / 1e9,
             "slowest": self._ranking.slowest(job.job, job.attempt),
         }
+
+    def _worst_since_ns(self, job: str, findings: Sequence[Finding]) -> int:
+        worst = worst_of(findings)
+        return 0 if worst is None else self._reporter.since_ns(job, worst)
 
     def _verdicts(self, job: str) -> list[Verdict]:
         """What every detector said last. Findings of the live watch are listed as such."""

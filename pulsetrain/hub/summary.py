@@ -27,14 +27,22 @@ class Summary(TypedDict):
 
 
 def summarize(job: JobSnapshot, findings: Sequence[Finding], worst_since_ns: int = 0) -> Summary:
-    """The summary of a job. `findings` are open, the worst first, which began at `worst_since_ns`."""
+    """The summary of a job. `findings` are open, the worst first.
+
+    `worst_since_ns` is when `worst_of` them began.
+    """
     state, sentence = _judge(job, findings)
-    troubled = bool(findings) and state in ("slow", "hung", "warning")
+    troubled = worst_of(findings) is not None and state in ("slow", "hung", "warning")
     return {
         "state": state,
         "sentence": sentence,
         "since_ns": worst_since_ns if troubled else job.phase_since_ns,
     }
+
+
+def worst_of(findings: Sequence[Finding]) -> Finding | None:
+    """The first finding that is more than information: that makes no job slow."""
+    return next((finding for finding in findings if finding.severity != "info"), None)
 
 
 def trouble_state(worst: Finding) -> str:
@@ -127,12 +135,12 @@ def _what_follows(job: JobSnapshot, worst: Finding) -> str:
 def _running(job: JobSnapshot, findings: Sequence[Finding], cause: str) -> tuple[str, str]:
     if job.silent_s > max(SILENT_S, job.usual_silence_s):
         return "no_data", f"No report from any rank for {job.silent_s:.0f} s."
-    if findings:
-        worst = findings[0]
+    if (worst := worst_of(findings)) is not None:
         return trouble_state(worst), f"{worst.summary}{_what_follows(job, worst)}"
     if not job.first_step_done:
         what = f"recovering from: {cause}" if cause else "no step completed yet"
         return ("recovering" if cause else "starting"), f"Attempt {job.attempt} is starting; {what}."
     row = resizing_row(job)
     fewer = f" on {row['nodes']} of {row['most']} nodes" if row and row["nodes"] < row["most"] else ""
-    return "healthy", f"Healthy: step {job.last_step}, {job.world_size} ranks{fewer}, no fault seen."
+    note = f" To know: {findings[0].summary}" if findings else ""
+    return "healthy", f"Healthy: step {job.last_step}, {job.world_size} ranks{fewer}, no fault seen.{note}"

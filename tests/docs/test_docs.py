@@ -4,11 +4,13 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_type_hints
 
 import click
 import pytest
 
 from pulsetrain.cli import pulsetrain
+from pulsetrain.hub.status import JobStatus
 from tests.repository import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -169,3 +171,11 @@ def test_every_page_of_docs_is_linked():
     folders = {path for path in linked if path.is_dir()}
     pages = {page for page in PAGES if page.parent != ROOT and page.parent not in folders}
     assert not {str(p.relative_to(ROOT)) for p in pages - linked}
+
+
+def test_the_page_of_status_lists_what_a_job_has_and_all_its_states():
+    page = (ROOT / "docs/commands/status.md").read_text()
+    missing = [key for key in get_type_hints(JobStatus) if f'"{key}"' not in page]
+    summary = (ROOT / "pulsetrain/hub/summary.py").read_text()
+    states = set(re.findall(r'return "([a-z_]+)", ', summary)) | {"slow", "hung", "warning"}
+    assert (missing, sorted(state for state in states if f"`{state}`" not in page)) == ([], [])

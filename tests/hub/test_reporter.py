@@ -49,7 +49,13 @@ def test_a_finding_that_only_stays_open_is_not_sent_again(site):
     assert site.reporter.open("j", 0) == [finding()]
 
 
-def test_open_findings_are_those_of_the_attempt_live_ones_first(site):
+def test_a_sign_of_a_machine_does_not_come_before_a_hang(site):
+    site.reporter.report("j", "hardware", [], [finding("gpu_fault", severity="warning")])
+    site.reporter.report("j", "live", [], [finding()])
+    assert [f.kind for f in site.reporter.open("j", 0)] == ["hang", "gpu_fault"]
+
+
+def test_open_findings_are_those_of_the_attempt_the_worst_first(site):
     slow, old = finding("straggler"), finding("straggler", attempt=-1)
     site.reporter.report("j", "stored", [], [slow, old])
     site.reporter.report("j", "live", [], [finding()])

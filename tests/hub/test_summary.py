@@ -24,6 +24,12 @@ MOVE = Move(
 LOST = node_snapshot("b", state=NodeState.LOST, connected=False)
 
 
+def test_information_makes_no_job_slow():
+    told = summarize(job_snapshot(), [finding("fail_slow", severity="info", summary="Rank 1 became slower.")])
+    assert told["state"] == "healthy"
+    assert told["sentence"].endswith("no fault seen. To know: Rank 1 became slower.")
+
+
 @pytest.mark.parametrize(
     ("changes", "state", "sentence"),
     [
