@@ -5,11 +5,15 @@ torchrun --nproc-per-node 2 benchmarks/jobs/accelerate_loop.py --steps 50
 
 from __future__ import annotations
 
+from itertools import chain, islice, repeat
+
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from gpt import GPT, Corpus, finish, parser, say
 from torch.utils.data import DataLoader, TensorDataset
+
+EPOCH_STEPS = 1000  # so that the data of long runs fits in memory
 
 
 def samples(corpus: Corpus, length: int, count: int) -> TensorDataset:
@@ -25,11 +29,13 @@ def main() -> None:
     set_seed(args.seed)
     model = GPT(args.width, args.layers, args.length)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    count = args.steps * args.accumulate * args.batch * accelerator.num_processes
+    epoch = min(args.steps, EPOCH_STEPS)
+    count = epoch * args.accumulate * args.batch * accelerator.num_processes
     loader = DataLoader(samples(Corpus(args.seed), args.length, count), args.batch)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     step, value = 0, float("nan")
-    for tokens, targets in loader:
+    batches = chain.from_iterable(repeat(loader))
+    for tokens, targets in islice(batches, args.steps * args.accumulate):
         with accelerator.accumulate(model):
             _, loss = model(tokens, targets)
             accelerator.backward(loss)

@@ -13,6 +13,8 @@ import torch
 from gpt import GPT, Corpus, finish, parser, say
 from torch.utils.data import DataLoader, TensorDataset
 
+EPOCH_STEPS = 1000  # so that the data of long runs fits in memory
+
 
 class Module(lightning.LightningModule):
     def __init__(self, args: Any) -> None:
@@ -44,8 +46,9 @@ def main() -> None:
     args = flags.parse_args()
     lightning.seed_everything(args.seed)
     world = int(os.environ.get("WORLD_SIZE", "1"))
+    epoch = min(args.steps, EPOCH_STEPS)
     tokens, targets = Corpus(args.seed).batch(
-        args.steps * args.batch * world, args.length, torch.Generator().manual_seed(0)
+        epoch * args.batch * world, args.length, torch.Generator().manual_seed(0)
     )
     module = Module(args)
     trainer = lightning.Trainer(
@@ -53,6 +56,7 @@ def main() -> None:
         strategy="ddp",
         devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         max_steps=args.steps,
+        max_epochs=-1,
         val_check_interval=args.eval_every or None,
         limit_val_batches=2 if args.eval_every else 0,
         num_sanity_val_steps=0,

@@ -97,8 +97,12 @@ class AnalyzerInput:
     def stragglers(self) -> list[Verdict]:
         """Verdicts of the straggler analyzer. It runs once, and the link analyzer uses its answer too."""
         if self.scan:
-            return straggler.find(self.timings, scan=True)
-        return straggler.find(self.timings, arrivals=lambda: arrivals.load(self.store, self.steps))
+            return straggler.find(self.timings, scan=True, inferred=self.infers_flops)
+        return straggler.find(
+            self.timings,
+            arrivals=lambda: arrivals.load(self.store, self.steps),
+            inferred=self.infers_flops,
+        )
 
     def infers_flops(self) -> bool:
         """Whether ranks said that the script does not tell the FLOPs of its steps."""

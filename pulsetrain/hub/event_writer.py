@@ -170,7 +170,12 @@ class EventWriter:
         return group
 
     def _drop_excess(self) -> None:
-        """Give up the oldest rows beyond the bound. A group that may be stored goes as a whole."""
+        """While the store is away, give up the oldest rows beyond the bound.
+
+        A group that may be stored goes as a whole.
+        """
+        if not self._wait_s:
+            return
         excess = sum(len(group.rows) for group in self._groups) - KEPT_ROWS
         while excess > 0:
             oldest = self._groups[0]

@@ -219,11 +219,17 @@ class JobShare:
         )
 
     def _failing(self) -> frozenset[str]:
-        """Machines that it is to be taken off at a saved step. What is urgent does not wait for the pool."""
-        state = self._state
-        if state.services.policy.observe_only:
+        """Machines that it is to be taken off at a saved step. What is urgent does not wait for the pool.
+
+        None where the budget of evictions is used up: a detector may be wrong on machine after machine.
+        """
+        state, evicting = self._state, self._state.hardware.evicting()
+        if state.services.policy.observe_only or not evicting:
             return frozenset()
-        nodes = (state.members.nodes.get(verdict.node) for verdict in state.hardware.evicting())
+        known, now_s = len(state.members.present()), state.services.clock.monotonic_s()
+        if state.budget.refusal(now_s=now_s, known=known, healthy=known):
+            return frozenset()
+        nodes = (state.members.nodes.get(verdict.node) for verdict in evicting)
         return frozenset(machine(node) for node in nodes if node is not None)
 
     def _awaits_node(self) -> bool:

@@ -93,6 +93,16 @@ def test_only_so_many_rows_wait_and_the_oldest_are_counted_as_lost(writer, monke
     assert (writer.failed_rows, writer.written_rows) == (3, 3)
 
 
+def test_many_rows_at_once_are_stored_where_the_store_answers(writer, monkeypatch):
+    """One event for each rank, as where a large job aborts."""
+    monkeypatch.setattr(event_writer, "KEPT_ROWS", 3)
+    for kind in "abcde":
+        writer.event(kind, job="j", attempt=0, detail={})
+    writer.turn()
+    assert kinds(writer) == [list("abcde")]
+    assert writer.failed_rows == 0
+
+
 def test_rows_that_the_store_can_never_take_hold_up_nothing(writer):
     writer.store.error = SchemaMismatch("no such column")
     writer.event("first", job="j", attempt=0, detail={})

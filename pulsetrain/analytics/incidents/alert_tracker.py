@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from pulsetrain.analytics.incidents import alert_state as state
 from pulsetrain.analytics.incidents.alert_state import Alert, AlertConfig
@@ -24,7 +25,7 @@ class AlertTracker:
         self.now_ns = max((a.last_seen_ns for a in self.all()), default=0)
         self.wall_ns = self.now_ns
         """What the clock told last. It may step back."""
-        self._ahead_ns = 0
+        self._ahead_ns = self._stepped_to_ns = 0
 
     def all(self) -> Collection[Alert]:
         """Return every alert, resolved ones too."""
@@ -44,7 +45,7 @@ class AlertTracker:
         if now_ns >= self.now_ns:
             self._ahead_ns = 0
         elif now_ns + self._ahead_ns < self.now_ns - STEP_NS:
-            self._ahead_ns = self.now_ns - now_ns
+            self._ahead_ns, self._stepped_to_ns = self.now_ns - now_ns, now_ns
         self.now_ns = max(self.now_ns, now_ns + self._ahead_ns)
         return self.now_ns
 
@@ -100,10 +101,18 @@ class AlertTracker:
 
     def _on_finding(self, finding: Finding, now_ns: int) -> None:
         name = _name(finding)
+        finding = self._timed(finding)
         self.update(state.after_finding(self._alerts.get(name), finding, now_ns, self._config), now_ns)
         detectors = state.detectors(finding.kind)
         if len(detectors) == 1:  # of several, it is not known which one raised the finding
             self._on_detector_back(detectors[0], finding.job, now_ns)
+
+    def _timed(self, finding: Finding) -> Finding:
+        """A finding in the time by which alerts live. One from before a step back is in it already."""
+        since_step = self._stepped_to_ns <= finding.ts_ns <= self.wall_ns + STEP_NS
+        if not self._ahead_ns or not since_step:
+            return finding
+        return replace(finding, ts_ns=finding.ts_ns + self._ahead_ns)
 
     def _on_detector_loss(self, verdict: Inconclusive | Failed, job: str, now_ns: int) -> None:
         alert = self._alerts.get(state.detector_fingerprint(job, verdict.analyzer))

@@ -9,7 +9,8 @@ the ranks or more always took longer, they may have other work, or be slow.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +28,11 @@ LOOKED_STEPS = 48  # about so many of the steps, evenly spaced, so that a large 
 SHARE = 0.5  # of a suspect's excess, from which a peer counts as equally slow, and whole time as longer
 
 
-def doubt(timings: Timings, suspect: Suspect) -> str:
-    """Why a suspect of own time may do other work than its cohort. "" where nothing says so."""
+def doubt(timings: Timings, suspect: Suspect, inferred: Callable[[], bool] = lambda: False) -> str:
+    """Why a suspect of own time may do other work than its cohort. "" where nothing says so.
+
+    FLOPs that are `inferred` are those of one early step, which may have had more work on one rank.
+    """
     if suspect.cause:
         return ""
     who = f"{suspect.subject_type} {suspect.subject}"
@@ -38,7 +42,7 @@ def doubt(timings: Timings, suspect: Suspect) -> str:
         return unseen
     return (
         _more_pieces(timings, suspect)
-        or _more_flops(timings, suspect)
+        or _more_flops(timings, suspect, inferred)
         or _part_of_sequence(timings, suspect)
         or _few_tokens(timings, suspect)
         or unseen
@@ -96,7 +100,7 @@ def unequal_halves(timings: Timings, work: NDArray[np.float64], least: float) ->
     Then nobody can tell which is usual. "" for none. `work` is the log of compute time [step, rank] in the
     steps that are compared. Of many steps some are looked at.
     """
-    return next((reason for _, reason in _halves(timings, work, least)), "")
+    return next((half.reason for half in _halves(timings, work, least)), "")
 
 
 def slower_halves(timings: Timings, work: NDArray[np.float64], least: float) -> dict[int, str]:
@@ -105,17 +109,29 @@ def slower_halves(timings: Timings, work: NDArray[np.float64], least: float) -> 
     A half that is one whole node is not among them. Then the quicker node is taken for usual.
     """
     return {
-        column: reason
-        for slow, reason in _halves(timings, work, least)
-        if set(timings.nodes[slow].tolist()) == {""} or len(np.unique(timings.nodes[slow])) > 1
-        for column in slow.tolist()
+        column: half.reason
+        for half in _halves(timings, work, least)
+        if not _is_node(timings, half)
+        for column in half.slow.tolist()
     }
 
 
-def _halves(
-    timings: Timings, work: NDArray[np.float64], least: float
-) -> Iterator[tuple[NDArray[np.int64], str]]:
-    """The columns that always took longer, where they are half of a cohort or more, and that in words."""
+class _Halves(NamedTuple):
+    """The columns of a cohort that always took longer, the others, and that in words."""
+
+    slow: NDArray[np.int64]
+    quick: NDArray[np.int64]
+    reason: str
+
+
+def _is_node(timings: Timings, half: _Halves) -> bool:
+    """Whether the slower ranks are all on one node, and no quicker one is there."""
+    nodes = set(timings.nodes[half.slow].tolist())
+    return len(nodes) == 1 and nodes != {""} and not nodes & set(timings.nodes[half.quick].tolist())
+
+
+def _halves(timings: Timings, work: NDArray[np.float64], least: float) -> Iterator[_Halves]:
+    """Cohorts of which half or more always took longer."""
     work = work[:: max(1, len(work) // LOOKED_STEPS)]
     for cohort in timings.cohorts:
         columns = cohort[np.isfinite(work[:, cohort]).any(axis=0)]
@@ -136,7 +152,7 @@ def _halves(
         who, others = (listed(timings.ranks[columns[part]].tolist()) for part in (slow, quick))
         verb = "computes" if len(slow) == 1 else "compute"
         reason = f"{who} {verb} {ratio:.2f}x as long as {others} all along: nobody can tell which is usual"
-        yield columns[slow], reason
+        yield _Halves(columns[slow], columns[quick], reason)
 
 
 def _chance(thirds: list[NDArray[np.float64]], levels: NDArray[np.float64]) -> float:
@@ -173,7 +189,7 @@ def _more_pieces(timings: Timings, suspect: Suspect) -> str:
     )
 
 
-def _more_flops(timings: Timings, suspect: Suspect) -> str:
+def _more_flops(timings: Timings, suspect: Suspect, inferred: Callable[[], bool]) -> str:
     """It has more FLOPs to do than the others, per token where tokens differ. "" where nobody counts them."""
     flops = _flops(timings)[suspect.rows]
     known = np.asarray(np.isfinite(flops).any(axis=0), np.bool_)
@@ -184,7 +200,7 @@ def _more_flops(timings: Timings, suspect: Suspect) -> str:
     levels = np.nanmedian(flops[:, cohort], axis=0)
     usual = float(np.median(levels[np.isin(cohort, others)]))
     more = float(levels[np.isin(cohort, suspect.columns)].mean()) / usual - 1
-    if more < SHARE * suspect.ratio:
+    if more < SHARE * suspect.ratio or inferred():
         return ""
     who = f"{suspect.subject_type} {suspect.subject}"
     return f"{who} computes {suspect.ratio:.0%} longer, and has {more:.0%} more FLOPs to do"

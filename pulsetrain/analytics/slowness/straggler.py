@@ -13,7 +13,7 @@ rank is compared with its own past (`own_history`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,11 +62,13 @@ def find(
     scan: bool = False,
     config: StragglerConfig | None = None,
     arrivals: LoadArrivals = no_arrivals,
+    inferred: Callable[[], bool] = lambda: False,
 ) -> list[Verdict]:
     """Findings of kind `straggler`: one for each slow rank, or one for a node where all its ranks are slow.
 
     Without `scan` only windows that end at the last step count, which is what is slow now. With `scan`
-    windows cover all steps. `arrivals` loads what the second witness needs. `Healthy` tells how many ranks
+    windows cover all steps. `arrivals` loads what the second witness needs. `inferred` says whether FLOPs are
+    those of one early step. `Healthy` tells how many ranks
     there are, and how many of them were compared with their own past `alone`: one of those that was slow from
     its first step does not show. `arrivals_compared` tells whether the order of arrival was held against it.
     `Inconclusive`: a rank was compared with nobody, other work may explain who takes longer, or the witnesses
@@ -91,7 +93,7 @@ def find(
     suspects, changes, compared, hidden = _suspects(timings, work, rows, config, scan=scan)
     waits = processor_wait_ratio(timings)
     halves = by_design.slower_halves(timings, work.whole[rows], config.warning_ratio) if suspects else {}
-    strong = [(s, by_design.doubt(timings, s) or _of_half(s, halves)) for s in strongest(suspects)]
+    strong = [(s, by_design.doubt(timings, s, inferred) or _of_half(s, halves)) for s in strongest(suspects)]
     likely = [s for s, doubt in strong if _matters(s, waits, config) and not doubt]
     weighed = weigh(timings, likely, arrivals)
     if weighed.suspects:

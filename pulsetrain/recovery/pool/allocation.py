@@ -106,6 +106,12 @@ class Allocation:
         self.total_free += devices
         self._by_free[self.free[node]].add(node)
 
+    def close(self, nodes: Iterable[str]) -> None:
+        """Give nobody what is free on these nodes now."""
+        for node in nodes:
+            if self.free.get(node, 0) > 0:
+                self._change(node, -self.free[node])
+
     def release(self, job: JobDemand, why: str) -> None:
         """Take everything from a job."""
         for node, blocks in list(self.placed[job.name].items()):

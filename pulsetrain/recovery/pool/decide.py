@@ -81,6 +81,8 @@ def decide(slots: Mapping[str, int], jobs: Iterable[JobDemand], prices: Prices) 
     known = sorted((_promised(j, j.name in promised) for j in jobs), key=_turn)
     allocation = Allocation(nodes, known, prices)
     _end_overload(allocation)
+    failing = {node for job in known for node in job.failing}
+    allocation.close(failing)
     free = [job for job in known if not job.busy]
     for _ in range(MOST_ROUNDS):
         mark = allocation.mark()[0]
@@ -94,6 +96,7 @@ def decide(slots: Mapping[str, int], jobs: Iterable[JobDemand], prices: Prices) 
     if not any(allocation.size(job) < allocation.floors[job.name] for job in free):
         for job in free:
             _leave_failing(allocation, job)
+        allocation.close(failing)
         for job in free:
             _grow(allocation, job)
     return _decision(allocation, promised)

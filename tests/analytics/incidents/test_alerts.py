@@ -266,6 +266,17 @@ def test_what_begins_after_a_step_back_of_the_clock_is_sent_at_once(book):
     assert [a["subject"] for n in deliver(book, T0 + 5 * S) for a in n.alerts] == ["3"]
 
 
+def test_what_comes_again_after_a_step_back_of_the_clock_is_sent_again(book):
+    book.observe([finding(at=T0 + HOURS)], T0 + HOURS)
+    assert len(deliver(book, T0 + HOURS + 2 * S)) == 1
+    assert deliver(book, T0 + HOURS + 301 * S) == []
+    assert [n.status for n in deliver(book, T0 + HOURS + 304 * S)] == ["resolved"]
+    book.observe([finding(at=T0 + HOURS)], T0)  # the old one, told once more
+    assert deliver(book, T0 + 5 * S) == []
+    book.observe([finding(at=T0 + 6 * S)], T0 + 6 * S)
+    assert states(book) == {("hang", "3"): "firing"}
+
+
 def test_an_alert_that_ends_after_a_step_back_of_the_clock_ends_in_time(book):
     book.observe([finding()], T0 + HOURS)
     deliver(book, T0 + HOURS + 2 * S)

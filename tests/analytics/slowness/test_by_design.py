@@ -97,6 +97,7 @@ def test_a_rank_that_is_counted_to_have_more_flops_is_not_slow():
     assert named(straggler.find(job(own, flops=flops))) == ["3"]
     flops[:, 3] *= 1.3
     assert said(job(own, flops=flops)) == "rank 3 computes 30% longer, and has 30% more FLOPs to do"
+    assert named(straggler.find(job(own, flops=flops), inferred=lambda: True)) == ["3"]  # of one early step
     own[:100, 3] /= 1.3
     assert named(fail_slow.find(job(own, flops=flops), recovered=False)) == ["3"]
     flops[:100, 3] /= 1.3
@@ -186,7 +187,8 @@ def test_of_two_halves_that_always_differed_only_a_whole_node_or_who_became_slow
     own[:, :4] *= 1.5
     why = "ranks 0-3 compute 1.50x as long as ranks 4-7 all along"
     assert why in said(job(own))
-    assert why in said(job(own, nodes=np.array(list("aabbccdd"))))
+    for nodes in ("aabbccdd", "aaaaaaaa", "aaaaaabb"):  # of one node both halves may be
+        assert why in said(job(own, nodes=np.array(list(nodes))))
     assert named(straggler.find(job(own, nodes=np.array(list("aaaabbbb"))))) == ["a"]
     own[:80, :4] /= 1.5
     assert set(named(straggler.find(job(own)))) == {"0", "1", "2", "3"}

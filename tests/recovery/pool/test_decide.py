@@ -45,6 +45,14 @@ def test_a_job_leaves_a_failing_machine_only_for_one_that_is_free():
     assert carry_out({"x": 2, "y": 1}, [ill])[1].actions == ()
 
 
+def test_nobody_grows_or_starts_on_a_failing_machine():
+    """Also not the job that has just left it."""
+    ill = job("b", "basic", 3, least=2, placed={"x": 1, "y": 1}, failing=frozenset("x"), still_s=1e9)
+    _, decision = carry_out({"x": 1, "y": 1, "z": 1}, [ill])
+    assert rows(decision) == [("migrate", "b", {"y": 1, "z": 1})]
+    assert carry_out({"x": 2, "y": 1}, [ill, job("c", "basic", 1, order=1)])[1].actions == ()
+
+
 def test_a_pre_empted_job_goes_on_when_devices_are_free_again():
     basic = job("b", "basic", 2, still_s=5.0)
     _, decision = carry_out({"n": 2}, [basic])
