@@ -190,10 +190,20 @@ def checkpoints(store: Queryable, job: str, *, steps: int = 40, from_ns: int = 0
 def checkpoint_tiers(store: Queryable, job: str) -> pa.Table:
     """The newest step that every rank has in each tier: tier, step, attempt, ranks, copies, bytes, ts_ns.
 
-    Checkpoints in memory and at peers count for the newest attempt only.
+    Every rank: as many as the step's own attempt has. Checkpoints in memory and at peers count for the newest
+    attempt only.
     """
     return store.query(
         """
+        WITH sizes AS (
+            SELECT attempt AS of_attempt, max(known) AS in_all FROM (
+                SELECT attempt, uniq(rank) AS known FROM checkpoints
+                WHERE job = {job:String} AND stage = 'copy' GROUP BY attempt, step
+                UNION ALL
+                SELECT attempt, uniq(rank) AS known FROM topology
+                WHERE job = {job:String} GROUP BY attempt
+            )
+            GROUP BY attempt)
         SELECT tier, max(at_step) AS step, argMax(try, at_step) AS attempt, argMax(who, at_step) AS ranks,
                argMax(many, at_step) AS copies, argMax(size, at_step) AS bytes,
                toUnixTimestamp64Nano(argMax(at, at_step)) AS ts_ns
@@ -205,13 +215,9 @@ def checkpoint_tiers(store: Queryable, job: str) -> pa.Table:
               AND (tier = 'storage'
                    OR attempt = (SELECT max(attempt) FROM checkpoints WHERE job = {job:String}))
             GROUP BY attempt, tier, step
-        )
-        WHERE who = (
-            SELECT max(known) FROM (
-                SELECT uniq(rank) AS known FROM checkpoints
-                WHERE job = {job:String} AND stage = 'copy' GROUP BY attempt, step
-            )
-        )
+        ) AS steps_held
+        JOIN sizes ON sizes.of_attempt = steps_held.try
+        WHERE who = in_all
         GROUP BY tier ORDER BY tier
         """,
         {"job": job},

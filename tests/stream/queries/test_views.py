@@ -12,6 +12,7 @@ from pulsetrain.records.findings import recorded
 from pulsetrain.stream.queries import views
 from pulsetrain.stream.store.clickhouse import open_store
 from tests.dashboard.hub_process import fake_hub
+from tests.dashboard.recorded_job import S, table
 
 pytestmark = pytest.mark.integration
 
@@ -141,3 +142,36 @@ def test_export_is_what_was_asked_for(store, tmp_path):
         export(store, "gpt", first=0, last=1, limit=5)
     with pytest.raises(UsageError, match="cannot write"):
         export_file(store, "gpt", tmp_path, first=0, last=1)
+
+
+@pytest.fixture(scope="module")
+def elastic(tmp_path_factory):
+    """A job that ran with four ranks and goes on with two."""
+    opened = open_store(f"chdb://{tmp_path_factory.mktemp('elastic') / 'store'}")
+    opened.migrate()
+
+    def held(attempt, step, stage, tier, ranks, job="gpt"):
+        row = {"job": job, "attempt": attempt, "step": step, "stage": stage, "tier": tier, "bytes": 1}
+        return [{**row, "rank": rank, "ts": (attempt * 100 + step) * S} for rank in range(ranks)]
+
+    opened.insert("checkpoints", table("checkpoints", [
+        *held(0, 10, "copy", "memory", 4), *held(0, 10, "commit", "storage", 4),
+        *held(0, 20, "copy", "memory", 4), *held(0, 20, "commit", "storage", 2),
+        *held(1, 30, "copy", "memory", 2), *held(1, 40, "copy", "memory", 1),
+        *held(0, 50, "copy", "memory", 1, "young"),
+    ]))  # fmt: skip
+    opened.insert("topology", table("topology", [
+        {"job": "young", "attempt": 0, "rank": rank, "ts": S} for rank in range(2)
+    ]))  # fmt: skip
+    yield opened
+    opened.close()
+
+
+def test_every_rank_is_as_many_as_the_steps_own_attempt_has(elastic):
+    tiers = {row["tier"]: row for row in rows(views.checkpoint_tiers(elastic, "gpt"))}
+    assert (tiers["memory"]["step"], tiers["memory"]["attempt"], tiers["memory"]["ranks"]) == (30, 1, 2)
+    assert (tiers["storage"]["step"], tiers["storage"]["attempt"]) == (10, 0)
+
+
+def test_a_step_that_one_rank_has_is_not_held_by_all_while_the_others_have_saved_none(elastic):
+    assert rows(views.checkpoint_tiers(elastic, "young")) == []
