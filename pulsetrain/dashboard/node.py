@@ -63,12 +63,20 @@ def ahead(source: Source, job: str, asked: Mapping[str, str]) -> Questions:
 
 
 def _known(source: Source, job: str, name: str) -> JsonObject:
-    """The node as the hub knows it, else as it is on record. {} for a node of another job."""
-    live = next((n for n in source.nodes() if n["node"] == name), None)
-    if live is not None:
-        return dict(live)
+    """The node as the hub knows it, else as it is on record. {} for a node of another job.
+
+    Jobs of a pool share machines, and have a node of the same name each. A standby belongs to every job.
+    """
+    here = [n for n in _named(source, name) if not job or n.get("job") in (job, "", None)]
+    if here:
+        return dict(next((n for n in here if n.get("job") == job), here[0]))
     gone = next((n for n in _on_record(source, job) if n["node"] == name), {})
     return {**gone, "reason": ""} if gone and source.job(job) else gone
+
+
+def _named(source: Source, name: str) -> list[JsonObject]:
+    """The nodes of this name, of any job."""
+    return [n for n in source.nodes() if n["node"] == name]
 
 
 def _on_record(source: Source, job: str) -> list[JsonObject]:
@@ -77,12 +85,13 @@ def _on_record(source: Source, job: str) -> list[JsonObject]:
 
 
 def _missing(name: str) -> str:
-    """That the job has no such node. "" where it has, or had it."""
+    """That the job has no such node, and which other jobs have one. "" where it has, or had it."""
     source, job = page.source(), page.chosen_job()
     if _known(source, job, name):
         return ""
     live = [str(n["node"]) for n in source.nodes() if n.get("job") == job]
-    return missing_node(name, live or [str(n["node"]) for n in _on_record(source, job)])
+    others = [str(n["job"]) for n in _named(source, name) if n.get("job")]
+    return missing_node(name, live or [str(n["node"]) for n in _on_record(source, job)], others)
 
 
 def _ranks(node: JsonObject) -> tuple[int, ...]:

@@ -172,6 +172,19 @@ def test_a_node_that_the_job_does_not_have_is_one_sentence(draw, known):
     assert not shown.app.subheader
 
 
+@pytest.mark.parametrize(("job", "ranks"), [("gpt", "4-5"), ("sweep", "0")])
+def test_a_node_is_that_of_the_chosen_job_where_jobs_share_the_machine(draw, known, job, ranks):
+    known.answers["nodes"].append({"node": "node-2", "job": "sweep", "state": "active", "ranks": [0]})
+    shown = draw("node", node="node-2", job=job)
+    assert f'href="timeline?job={job}&amp;ranks={ranks}"' in shown.html
+
+
+def test_a_node_that_only_another_job_has_says_which(draw, known):
+    known.answers["nodes"].append({"node": "node-9", "job": "sweep", "state": "active", "ranks": [0]})
+    said = "node-9 has not taken part in this job. It takes part in sweep. The job's node is node-2."
+    assert draw("node", node="node-9").text.strip() == said
+
+
 def test_a_node_that_was_lost_before_keeps_its_page(draw, known):
     known.stored["gone_nodes"] = [{"node": "node-1", "kind": "node_lost", "ts_ns": 1, "detail": "{}"}]
     shown = draw("node", node="node-1")

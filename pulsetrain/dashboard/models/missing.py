@@ -21,19 +21,22 @@ def missing_rank(rank: int, ranks: Collection[int]) -> str:
     return f"This job has no rank {rank}. It has {has} {fold(ranks)}."
 
 
-def missing_node(name: str, nodes: Iterable[str]) -> str:
-    """Say that a job on these `nodes` has no such node. "" where it has.
+def missing_node(name: str, nodes: Iterable[str], others: Iterable[str] = ()) -> str:
+    """Say that a job on these `nodes` has no such node, and which `others` have one. "" where it has.
 
-    >>> missing_node("n9", ["n10", "n2"])
-    'n9 has not taken part in this job. Its nodes are n2, n10.'
+    >>> missing_node("n9", ["n10", "n2"], ["gpt"])
+    "n9 has not taken part in this job. It takes part in gpt. The job's nodes are n2, n10."
     """
     known = sorted(set(nodes), key=natural)
     if name in known:
         return ""
+    elsewhere = ", ".join(sorted(set(others), key=natural))
     said = f"{name} has not taken part in this job."
+    said += f" It takes part in {elsewhere}." if elsewhere else ""
     if not known:
         return said
     more = len(known) - _MOST_NAMED
     end = f" and {more:,} more" if more > 0 else ""
-    its = "Its node is" if len(known) == 1 else "Its nodes are"
+    its = "node is" if len(known) == 1 else "nodes are"
+    its = f"The job's {its}" if elsewhere else f"Its {its}"
     return f"{said} {its} {', '.join(known[:_MOST_NAMED])}{end}."
