@@ -14,7 +14,7 @@ import streamlit as st
 from pulsetrain.core.caller import caller
 from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.core.json import JsonObject
-from pulsetrain.dashboard import page
+from pulsetrain.dashboard import outcomes, page
 from pulsetrain.dashboard.models.answer import decision_cost
 
 _MINUTES: Mapping[str, float] = MappingProxyType(
@@ -27,8 +27,7 @@ def show() -> None:
     """Draw it while a hang is pending, and what was decided last while that is news."""
     page.said()
     job = page.chosen_job()
-    if done := st.session_state.get(_DONE):
-        st.success(done)
+    outcomes.show(_DONE, job)
     if not page.source().job(job).get("pending_hang"):
         st.session_state.pop(_PLAN, None)
         return
@@ -45,7 +44,7 @@ def show() -> None:
 
 def _ask(job: str, decision: str, span: str) -> None:
     """Ask the hub whether it could be done. Nothing is decided yet."""
-    st.session_state.pop(_DONE, None)
+    outcomes.drop(_DONE)
     plan: JsonObject = {"job": job, "decision": decision, "span": span, "can_do": False, "why_not": ""}
     try:
         answer = page.source().client.decide_hang(
@@ -91,6 +90,6 @@ def _decide(plan: JsonObject, actor: str) -> None:
         page.say(f"Not done: {error}")
         return
     what = f"is left alone for {plan['span']}" if plan["decision"] == "wait" else "is restarted now"
-    st.session_state[_DONE] = f"{plan['job']} {what}: {reason}"
+    outcomes.keep(_DONE, plan["job"], f"{plan['job']} {what}: {reason}")
     st.session_state.pop(_PLAN, None)
     page.source().forget("status")

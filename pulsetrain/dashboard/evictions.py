@@ -10,8 +10,10 @@ import streamlit as st
 from pulsetrain.core.caller import caller
 from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.core.json import JsonObject
-from pulsetrain.dashboard import page
+from pulsetrain.dashboard import outcomes, page
 from pulsetrain.dashboard.models.nodes import can_be_evicted, plan
+
+_DONE = "evicted"
 
 
 def of_node(name: str) -> None:
@@ -31,9 +33,8 @@ def of_node(name: str) -> None:
 def tell(name: str = "") -> None:
     """Say what became of the last click. With a name, only what became of that node."""
     page.said()
-    done = str(st.session_state.get("evicted") or "")
-    if done and done.startswith(f"{name} was evicted" if name else ""):
-        st.success(done)
+    job = page.chosen_job()
+    outcomes.show(_DONE, job, begins=f"{job}: {name} was evicted" if name else "")
 
 
 def ask(node: str | None) -> None:
@@ -61,7 +62,7 @@ def confirm(node: str | None, done: Callable[[], None] = lambda: None) -> None:
 
 
 def _ask(node: str) -> None:
-    st.session_state.pop("evicted", None)
+    outcomes.drop(_DONE)
     job = page.chosen_job()
     try:
         answer: JsonObject = page.source().client.evict(
@@ -81,7 +82,7 @@ def _evict(node: str, job: str, seen: dict[str, object], done: Callable[[], None
     reason = str(st.session_state.get("reason", "")).strip()
     actor = str(st.session_state.get("actor", "")).strip()
     if not reason:
-        st.session_state["evicted"] = ""
+        outcomes.drop(_DONE)
         page.say("Give a reason first: it is kept in the audit log.")
         return
     try:
@@ -89,7 +90,7 @@ def _evict(node: str, job: str, seen: dict[str, object], done: Callable[[], None
     except PulsetrainError as error:
         page.say(f"Not evicted: {error}")
         return
-    st.session_state["evicted"] = f"{node} was evicted: {reason}"
+    outcomes.keep(_DONE, job, f"{job}: {node} was evicted: {reason}")
     st.session_state.pop("plan", None)
     page.source().forget("nodes", "status")
     done()

@@ -12,7 +12,7 @@ import streamlit as st
 from pulsetrain.core.caller import caller
 from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.core.json import JsonObject
-from pulsetrain.dashboard import page
+from pulsetrain.dashboard import outcomes, page
 from pulsetrain.dashboard.models.moves import WORDS, asked_for, choices, cost, places, under_way
 
 _PLAN, _DONE = "move_plan", "moved"
@@ -28,8 +28,7 @@ def show() -> None:
         return
     st.subheader("Stop or move the job", anchor=False)
     page.said()
-    if done := st.session_state.get(_DONE):
-        st.success(done)
+    outcomes.show(_DONE, name)
     if told := under_way(job):
         st.html(f'<div class="muted">{escape(told)}</div>')
     with st.container(horizontal=True, vertical_alignment="bottom"):
@@ -51,7 +50,7 @@ def show() -> None:
 
 def _ask(job: str, what: str, node: str) -> None:
     """Ask the hub what it would cost. Nothing is done yet."""
-    st.session_state.pop(_DONE, None)
+    outcomes.drop(_DONE)
     chosen = node if what == "migrate" else ""
     devices = int(st.session_state.get("move_devices", 1)) if what == "resize" else 0
     nodes = list(st.session_state.get("move_nodes", ())) if what == "resume" else []
@@ -98,6 +97,6 @@ def _move(plan: JsonObject, actor: str) -> None:
     except PulsetrainError as error:
         page.say(f"Not done: {error}")
         return
-    st.session_state[_DONE] = asked_for(answer, reason)
+    outcomes.keep(_DONE, plan["job"], f"{plan['job']}: {asked_for(answer, reason)}")
     st.session_state.pop(_PLAN, None)
     page.source().forget("nodes", "status")

@@ -205,7 +205,7 @@ def test_a_rank_has_the_counters_of_its_node_and_its_eviction_in_place(draw, kno
     shown.app.text_input(key="reason").set_value("fan failed")
     shown.click("evict")
     assert known.client.done[1] == ("evict", "node-2", "gpt", "fan failed", False)
-    assert shown.app.success[0].value == "node-2 was evicted: fan failed"
+    assert shown.app.success[0].value == "gpt: node-2 was evicted: fan failed"
     nodes[0]["state"] = "evicted"
     assert "node-2 cannot be evicted: it is evicted." in draw("rank", rank="5").text
 
