@@ -18,7 +18,7 @@ from pulsetrain.dashboard.models.stacks import of_ranks
 from pulsetrain.dashboard.models.states import RANK_STATES, pill
 from pulsetrain.dashboard.models.text import ago, duration, size
 from pulsetrain.dashboard.models.times import TimeChoice, read
-from pulsetrain.dashboard.models.topology import points
+from pulsetrain.dashboard.models.topology import points, silent_after_ns
 from pulsetrain.dashboard.models.topology_rank import rank_in
 from pulsetrain.dashboard.source import Questions, Source
 from pulsetrain.stream.queries import explore, past, views
@@ -96,7 +96,7 @@ def _place(rank: int) -> None:
     since_ns = now // 10**11 * 10**11 - _HEARTBEATS_NS
     beats = page.source().rows(views.rank_states, job, since_ns=since_ns, rank=rank, node=row["node"])
     blame = attribute(page.findings(job))
-    (point,) = points([row], beats, blame, now_ns=now)
+    (point,) = points([row], beats, blame, now_ns=now, silent_ns=silent_after_ns(page.source().job(job)))
     parts.facts(
         {
             "state": pill(point.state, RANK_STATES),

@@ -47,18 +47,18 @@ _WIDE = (
 )
 _NARROW = ("rank", "state", "node", "tp", "pp", "dp", "doing", "last step")
 _NUMBERS = ("rank", "local_rank", "tp", "pp", "dp", "cp", "ep", "last step", "last heartbeat")
-_HEARTBEATS_NS = 60 * 10**9
+_SILENT_NS = 60 * 10**9  # so long before it fell silent a rank's last heartbeat is still found
 _ROUND_NS = 2 * 10**9
 
 
 def _lately(view: Callable[..., pa.Table]) -> Callable[..., pa.Table]:
     """A view of the last heartbeats. Which those are is not part of the question: an answer a moment later
-    is as good."""
+    is as good. From the age `silent_ns` on they are silence."""
 
     @wraps(view)
-    def asked(store: Store, *args: object, **options: object) -> pa.Table:
-        now = page.now_ns()
-        heard = {"since_ns": now - _HEARTBEATS_NS, "fresh_ns": now - model.SILENT_AFTER_NS}
+    def asked(store: Store, *args: object, silent_ns: int, **options: object) -> pa.Table:
+        fresh_ns = page.now_ns() - silent_ns
+        heard = {"since_ns": fresh_ns - _SILENT_NS, "fresh_ns": fresh_ns}
         return view(store, *args, **heard, **options)
 
     return asked
@@ -97,7 +97,8 @@ def _body(shown: str, find: str, part: model.Part | None, rank: int | None) -> N
     job, source = page.chosen_job(), page.source()
     now = page.now_ns() // _ROUND_NS * _ROUND_NS
     blame = attribute(page.findings(job))
-    ask_blocks = partial(source.rows, _BLOCKS, job)
+    silent_ns = model.silent_after_ns(source.job(job))
+    ask_blocks = partial(source.rows, _BLOCKS, job, silent_ns=silent_ns)
     ahead_of_panel = topology_panel.questions(source, job, rank) if job and rank is not None else ()
     begin([ask_blocks, *ahead_of_panel] if job else [])
     rows = _in_mesh(source, job, blame, find, part) if job else []
@@ -109,7 +110,7 @@ def _body(shown: str, find: str, part: model.Part | None, rank: int | None) -> N
         )
         return
     page.tell_unknown_mesh(job)
-    ranks = model.points(rows, model.heartbeats(rows), blame, now_ns=now)
+    ranks = model.points(rows, model.heartbeats(rows), blame, now_ns=now, silent_ns=silent_ns)
     in_all = rows[0]["ranks_in_all"] if rows else 0
     panel = partial(_panel, job, rank, blame) if rank is not None else _no_panel
     if blocks and part is None and sum(row["ranks"] for row in blocks) > mesh.MOST_RANKS:
@@ -152,7 +153,10 @@ def ahead(source: Source, job: str, asked: Mapping[str, str]) -> Questions:
         part = model.part_of(asked.get("block", "").strip())
         _in_mesh(source, job, blame, asked.get("find", "").strip(), part)
 
-    return (ranks, partial(source.rows, _BLOCKS, job), *_ahead_of_panel(source, job, asked.get("rank", "")))
+    def blocks() -> None:
+        source.rows(_BLOCKS, job, silent_ns=model.silent_after_ns(source.job(job)))
+
+    return (ranks, blocks, *_ahead_of_panel(source, job, asked.get("rank", "")))
 
 
 def _ahead_of_panel(source: Source, job: str, named: str) -> Questions:
@@ -169,7 +173,7 @@ def _in_mesh(
     """The most urgent ranks of the job, or of a part of it."""
     chosen = {"stage": part.stage, "dps": part.dps} if part else {}
     return source.rows(
-        _IN_MESH, job, named=tuple(sorted(blame.ranks)),
+        _IN_MESH, job, silent_ns=model.silent_after_ns(source.job(job)), named=tuple(sorted(blame.ranks)),
         nodes=tuple(sorted({*blame.nodes, *blame.parts})),
         find=find.lower().removeprefix("rank").strip(), **chosen,
     )  # fmt: skip

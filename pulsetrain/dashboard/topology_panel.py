@@ -20,7 +20,7 @@ from pulsetrain.dashboard.models.explore import SEVERE
 from pulsetrain.dashboard.models.states import LOG_SEVERITIES, RANK_STATES, pill
 from pulsetrain.dashboard.models.text import clock, fold
 from pulsetrain.dashboard.models.times import TimeChoice
-from pulsetrain.dashboard.models.topology import RankPoint, mesh_note, points
+from pulsetrain.dashboard.models.topology import RankPoint, mesh_note, points, silent_after_ns
 from pulsetrain.dashboard.source import Questions, Source, begin
 from pulsetrain.stream.queries import explore, mesh, views
 
@@ -42,6 +42,7 @@ class Chosen:
     spans: Sequence[JsonObject]
     lines: Sequence[JsonObject]
     watched: bool
+    silent_ns: int
 
     @property
     def peers(self) -> list[model.Peer]:
@@ -71,7 +72,7 @@ def look_at(job: str, rank: int, blame: Attribution) -> Chosen | None:
     ask_spans = _spans_question(source, job, row)
     ask_lines = _line_questions(source, job, rank, row["node"])
     begin([ask_state, ask_near, ask_spans, *ask_lines])
-    (point,) = points([row], ask_state(), blame, now_ns=page.now_ns())
+    (point,) = points([row], ask_state(), blame, now_ns=page.now_ns(), silent_ns=silent_after_ns(live_job))
     own, of_node = (ask() for ask in ask_lines)
     return Chosen(
         point=point,
@@ -80,6 +81,7 @@ def look_at(job: str, rank: int, blame: Attribution) -> Chosen | None:
         spans=ask_spans(),
         lines=model.last_lines(own, of_node),
         watched=bool(live_job),
+        silent_ns=silent_after_ns(live_job),
     )
 
 
@@ -160,7 +162,7 @@ def _title(text: str) -> None:
 def _in_flight(chosen: Chosen) -> None:
     _title("In flight")
     if chosen.live:
-        found = model.in_flight(chosen.live, page.now_ns())
+        found = model.in_flight(chosen.live, page.now_ns(), chosen.silent_ns)
     elif chosen.watched:
         found = model.InFlight(sentence="Not known: the hub does not say what this rank has in flight.")
     else:

@@ -37,7 +37,8 @@ class NodeRow(TypedDict):
 class JobRow(TypedDict):
     """One job with its nodes and recoveries. `devices` are those that its ranks compute on.
 
-    The hub adds the verdict: it has the analyzers.
+    The hub adds the verdict: it has the analyzers. `usual_silence_s` is how old a heartbeat may be by what
+    the agents say, 0.0 where they do not say.
     """
 
     job: str
@@ -56,6 +57,7 @@ class JobRow(TypedDict):
     time_use: TimeUseRow | None
     resizing: ResizingRow | None
     devices: int
+    usual_silence_s: float
     nodes: list[NodeRow]
     recoveries: list[RecoveryDetail]
 
@@ -108,6 +110,7 @@ def job_row(job: JobSnapshot) -> JobRow:
         "time_use": job.time_use.row() if job.time_use else None,
         "resizing": resizing_row(job),
         "devices": (job.resizing.devices if job.resizing else 0) or _own_devices(job),
+        "usual_silence_s": job.usual_silence_s,
         "nodes": node_rows(job),
         "recoveries": list(job.history),
     }

@@ -101,8 +101,8 @@ def test_the_time_is_no_part_of_a_question_on_the_last_heartbeats(monkeypatch):
         heard.append((store, job, fresh_ns - since_ns, fresh_ns))
 
     asked = topology._lately(view)
-    asked("store", "j")
-    asked("store", "j")
+    asked("store", "j", silent_ns=5)
+    asked("store", "j", silent_ns=5)
     assert asked.__name__ == "view"
     assert [each[:2] for each in heard] == [("store", "j")] * 2
     assert heard[1][3] - heard[0][3] == 10**9

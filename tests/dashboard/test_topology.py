@@ -46,6 +46,13 @@ def test_the_mesh_stands_beside_a_table_with_the_culprit_first(draw, mesh):
     assert len(shown.app.get("plotly_chart")) == 1
 
 
+def test_a_rank_whose_agent_reports_each_half_minute_is_running_in_between(draw, mesh):
+    mesh.stored["mesh_ranks"][2]["ts_ns"] -= 40 * 10**9
+    assert "1 culprit, 1 waits, 2 no data." in " ".join(draw("topology").text.split())
+    mesh.answers["status"]["jobs"][0]["usual_silence_s"] = 75.0
+    assert "1 culprit, 1 waits, 1 no data, 1 running." in " ".join(draw("topology").text.split())
+
+
 def test_a_mesh_that_nobody_knows_is_said(draw, mesh):
     assert "mesh is not known" not in draw("topology").text
     mesh.answers["status"]["jobs"][0]["instrumentation"] = {"mesh": "unknown: ranks send to each other"}

@@ -5,7 +5,7 @@ import json
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.transitions import Phase
 from pulsetrain.recovery.view import job_row, node_rows
-from tests.recovery.builders import heartbeat, job_snapshot, node_snapshot
+from tests.recovery.builders import S, heartbeat, hello, job_snapshot, node_snapshot
 
 
 def test_a_node_of_the_world_has_its_ranks_and_a_standby_has_none():
@@ -24,3 +24,8 @@ def test_a_job_is_plain_json():
     assert json.loads(json.dumps(row)) == row
     assert (row["state"], row["failure"], row["step"], row["world_size"]) == ("failed", "exit code 7", 5, 4)
     assert [node["node"] for node in row["nodes"]] == ["a", "b"]
+
+
+def test_a_job_says_how_long_its_slowest_agent_is_usually_silent():
+    nodes = [node_snapshot(name, hello=hello(name, heartbeat_ns=s * S)) for name, s in (("a", 1), ("b", 30))]
+    assert job_row(job_snapshot(nodes=tuple(nodes)))["usual_silence_s"] == 75.0

@@ -16,7 +16,10 @@ from pulsetrain.dashboard.models.charts import Theme
 from pulsetrain.dashboard.models.states import RANK_STATES, look
 from pulsetrain.dashboard.models.text import ago, duration
 
-SILENT_AFTER_NS = 8 * 10**9  # agents write the heartbeats of 3 s together
+_WRITTEN_NS = 10 * 10**9  # agents write the heartbeats of 5 s together, and rows take a moment to the store
+_USUAL_NS = 5 * 10**9 // 2  # silence of agents that send a heartbeat each second
+SILENT_AFTER_NS = _WRITTEN_NS + _USUAL_NS
+"""A rank whose newest heartbeat is older is silent, where agents send one each second as by default."""
 _BROKEN = ("stopped", "zombie", "gone")
 
 
@@ -87,21 +90,37 @@ def heartbeats(rows: Sequence[JsonObject]) -> list[JsonObject]:
     ]
 
 
+def silent_after_ns(job: JsonObject) -> int:
+    """From which age of its newest heartbeat on a rank of this job is silent. {}: a job that does not run.
+
+    >>> silent_after_ns({"usual_silence_s": 75.0}), silent_after_ns({}) == SILENT_AFTER_NS
+    (85000000000, True)
+    """
+    return _WRITTEN_NS + max(_USUAL_NS, int(float(job.get("usual_silence_s") or 0) * 1e9))
+
+
 def points(
-    topology: Sequence[JsonObject], states: Sequence[JsonObject], attribution: Attribution, *, now_ns: int
+    topology: Sequence[JsonObject],
+    states: Sequence[JsonObject],
+    attribution: Attribution,
+    *,
+    now_ns: int,
+    silent_ns: int = SILENT_AFTER_NS,
 ) -> list[RankPoint]:
-    """Every rank of the newest attempt. A rank without a heartbeat in `SILENT_AFTER_NS` is "no_data"."""
+    """Every rank of the newest attempt. A rank without a heartbeat in `silent_ns` is "no_data"."""
     last = {row["rank"]: row for row in states}
-    return [_point(row, last.get(row["rank"]), attribution, now_ns) for row in topology]
+    return [_point(row, last.get(row["rank"]), attribution, now_ns, silent_ns) for row in topology]
 
 
-def _point(row: JsonObject, heartbeat: JsonObject | None, attribution: Attribution, now_ns: int) -> RankPoint:
+def _point(
+    row: JsonObject, heartbeat: JsonObject | None, attribution: Attribution, now_ns: int, silent_ns: int
+) -> RankPoint:
     return RankPoint(
         **{
             key: row[key]
             for key in ("rank", "node", "ip", "switch", "local_rank", "tp", "pp", "dp", "cp", "ep")
         },
-        state=_state(row, heartbeat, attribution, now_ns),
+        state=_state(row, heartbeat, attribution, now_ns - silent_ns),
         doing="-" if heartbeat is None else _doing(heartbeat),
         last_step=-1 if heartbeat is None else heartbeat["last_step"],
         last_heartbeat="never" if heartbeat is None else ago(heartbeat["ts_ns"], now_ns),
@@ -115,15 +134,11 @@ def _doing(heartbeat: JsonObject) -> str:
     return f"{heartbeat['last_phase']} for {duration(heartbeat['phase_age_ns'])}"
 
 
-def _state(row: JsonObject, heartbeat: JsonObject | None, attribution: Attribution, now_ns: int) -> str:
+def _state(row: JsonObject, heartbeat: JsonObject | None, attribution: Attribution, fresh_ns: int) -> str:
     blamed = attribution.state(row["rank"], row["node"])
     if blamed:
         return blamed
-    if (
-        heartbeat is None
-        or heartbeat["attempt"] < row["attempt"]
-        or now_ns - heartbeat["ts_ns"] > SILENT_AFTER_NS
-    ):
+    if heartbeat is None or heartbeat["attempt"] < row["attempt"] or heartbeat["ts_ns"] < fresh_ns:
         return "no_data"
     if heartbeat["state"] in _BROKEN:
         return "stopped" if heartbeat["state"] == "stopped" else "gone"

@@ -270,13 +270,16 @@ def _stage_line(relation: str, flow: str, peers: Sequence[Peer], missing: str) -
     return PeerLine(relation=relation, ranks=ranks, in_all=len(ranks), data=data)
 
 
-def in_flight(live: JsonObject, now_ns: int) -> InFlight:
-    """The oldest operation in flight of each group of a rank, from the hub's row of it, oldest first."""
+def in_flight(live: JsonObject, now_ns: int, silent_ns: int = SILENT_AFTER_NS) -> InFlight:
+    """The oldest operation in flight of each group of a rank, from the hub's row of it, oldest first.
+
+    What a node without a heartbeat in `silent_ns` had in flight does not go on.
+    """
     if not live.get("heard_ns"):
         node = live.get("node", "")
         return InFlight(sentence=f"Not known: no heartbeat of {node} has come in this attempt.")
     heard_ns = int(live["heard_ns"])
-    silent = now_ns - heard_ns > SILENT_AFTER_NS
+    silent = now_ns - heard_ns > silent_ns
     until_ns = heard_ns if silent else max(now_ns, heard_ns)
     when = f" when {live['node']} was heard last, {ago(heard_ns, now_ns)}" if silent else ""
     busy = sorted((g for g in live["groups"] if g["op"]), key=lambda g: (g["op_since_ns"], g["group"]))

@@ -8,7 +8,14 @@ import pytest
 
 from pulsetrain.dashboard.models.attribution import attribute
 from pulsetrain.dashboard.models.charts import LIGHT
-from pulsetrain.dashboard.models.topology import figure, matching, points, tally
+from pulsetrain.dashboard.models.topology import (
+    SILENT_AFTER_NS,
+    figure,
+    matching,
+    points,
+    silent_after_ns,
+    tally,
+)
 
 NOW = 1_000_000_000_000
 
@@ -74,7 +81,8 @@ def test_info_accuses_nobody_and_odd_evidence_is_no_victim():
     ("heartbeats", "state"),
     [
         ([], "no_data"),
-        ([heartbeat(0, age_ns=9 * 10**9)], "no_data"),
+        ([heartbeat(0, age_ns=SILENT_AFTER_NS - 1)], "running"),
+        ([heartbeat(0, age_ns=SILENT_AFTER_NS + 1)], "no_data"),
         ([heartbeat(0, attempt=0)], "no_data"),
         ([heartbeat(0, state="stopped")], "stopped"),
         ([heartbeat(0, state="zombie")], "gone"),
@@ -83,6 +91,14 @@ def test_info_accuses_nobody_and_odd_evidence_is_no_victim():
 )
 def test_silence_is_no_data_and_never_running(heartbeats, state):
     assert states([], heartbeats, ranks=1) == [state]
+
+
+@pytest.mark.parametrize(("age_s", "state"), [(20, "running"), (80, "running"), (90, "no_data")])
+def test_a_rank_whose_agent_reports_each_half_minute_is_not_silent_in_between(age_s, state):
+    silent_ns = silent_after_ns({"usual_silence_s": 75.0})
+    beats = [heartbeat(0, age_ns=age_s * 10**9)]
+    (point,) = points([topology_row(0)], beats, attribute([]), now_ns=NOW, silent_ns=silent_ns)
+    assert point.state == state
 
 
 def test_search_finds_rank_node_address_and_switch():
