@@ -53,16 +53,24 @@ class Pulse:
 
     @property
     def age_s(self) -> float:
-        """Time since the hub last answered, or since it was first asked."""
+        """How old the status is. Without one: time since the hub was first asked.
+
+        It goes on while nobody reads: a status from before a pause is as old as it is.
+        """
+        return self._clock() - (self._began_s if self._status is None else self._answered_s)
+
+    @property
+    def _unanswered_s(self) -> float:
+        """Time without an answer, of that in which the hub was asked."""
         return self._clock() - max(self._answered_s, self._began_s)
 
     @property
     def away(self) -> str:
         """Why the hub counts as away. "" while it answers."""
-        if not self._beating or self.age_s < AWAY_S:
+        if not self._beating or self._unanswered_s < AWAY_S:
             return ""
         reason = str(self._error) if self._error else "The hub does not answer"
-        return f"{reason[:1].upper()}{reason[1:]}, for {self.age_s:.0f} s now"
+        return f"{reason[:1].upper()}{reason[1:]}, for {self._unanswered_s:.0f} s now"
 
     def turn(self) -> None:
         """Ask once."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pulsetrain.core.errors import Unavailable
+from pulsetrain.dashboard.models.overview import job_lines, stale
 from pulsetrain.dashboard.pulse import AWAY_S, Pulse
 from tests.dashboard.test_source import Clock
 
@@ -55,3 +56,23 @@ def test_a_hub_that_nobody_looked_at_is_not_away():
     site = Site()
     site.clock.now += 1000.0
     assert site.pulse.away == ""
+
+
+def test_a_status_from_before_a_pause_is_as_old_as_it_is():
+    site = Site()
+    site.answer = {"jobs": [{"job": "gpt", "state": "running", "verdict": {"state": "healthy"}}]}
+    site.pulse.status()
+    site.clock.now += 31.0
+    (beat,) = site.threads
+    beat()  # it asks once more, and ends as nobody reads
+    site.clock.now += 3600.0
+    site.answer = Unavailable("timed out")
+    lines = job_lines(site.pulse.status()["jobs"], [])
+    assert site.pulse.age_s == 3600.0
+    assert [line.state for line in stale(lines, site.pulse.age_s)] == ["no_data"]
+    assert site.pulse.away == ""
+    site.clock.now += AWAY_S
+    assert site.pulse.away == "Timed out, for 5 s now"
+    site.answer = {"jobs": []}
+    site.pulse.turn()
+    assert (site.pulse.age_s, site.pulse.away) == (0.0, "")
