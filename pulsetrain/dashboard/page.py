@@ -280,14 +280,15 @@ def _strip(sentence: bool) -> None:
 
 
 def _follow(job: str) -> None:
-    """Take a new snapshot. Where the verdict or who is accused has changed, all of the page is drawn from it.
+    """Take a new snapshot. Where the verdict, who is accused or the number of open alerts has changed, all of
+    the page is drawn from it.
 
-    Some parts refresh themselves less often than the strip, and would still say what was.
+    Some parts refresh themselves less often than the strip, and the menu does not. They would say what was.
     """
     before = _kept_snapshot()
     _renew_snapshot()
     now = _kept_snapshot()
-    if before is not None and now is not None and before.verdict(job) != now.verdict(job):
+    if before is not None and now is not None and not now.looks_like(before, job):
         st.rerun()
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.core.json import JsonObject
+from pulsetrain.dashboard.models.alerts import open_alerts
 from pulsetrain.dashboard.models.attribution import accused, with_alerts
 from pulsetrain.dashboard.models.states import job_state
 from pulsetrain.dashboard.source import Source
@@ -44,8 +45,14 @@ class HubSnapshot:
         return with_alerts(live.get("findings", []), self.alerts, job)
 
     def verdict(self, job: str) -> tuple[str, frozenset[tuple[str, str]]]:
-        """How a job is, and who is accused with which sign. It changes where a page has to be drawn anew."""
+        """How a job is, and who is accused with which sign."""
         return job_state(self.job(job)), frozenset((a.name, a.state) for a in accused(self.findings(job)))
+
+    def looks_like(self, other: HubSnapshot, job: str) -> bool:
+        """Whether a page about a job that was drawn from the other one, and its menu, may stay."""
+        return self.verdict(job) == other.verdict(job) and (
+            open_alerts(self.alerts) == open_alerts(other.alerts)
+        )
 
 
 def take_snapshot(hub: Source) -> HubSnapshot:

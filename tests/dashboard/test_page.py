@@ -83,6 +83,20 @@ def test_where_the_strip_sees_that_somebody_is_accused_all_of_the_page_is_drawn(
     assert shown.text.count("rank 5") == 2
 
 
+ALERT = {"kind": "hang", "subject": "rank 5", "state": "firing", "severity": "critical"}
+
+
+@pytest.mark.parametrize(
+    ("later", "runs"), [([ALERT], 2), ([{**ALERT, "state": "resolved"}, {**ALERT, "severity": "info"}], 1)]
+)
+def test_where_the_strip_sees_that_the_menu_counts_another_number_all_of_the_page_is_drawn(
+    run, source, monkeypatch, later, runs
+):
+    answers = iter([[]])
+    monkeypatch.setattr(source, "alerts", lambda: next(answers, [{**alert, "job": "x"} for alert in later]))
+    assert run(TURN, job="gpt").app.session_state["runs"] == runs
+
+
 def test_a_hub_that_does_not_answer_is_said_and_nothing_is_healthy(run, source):
     source.error = Unavailable("hub does not answer")
     text = run("page.strip(sentence=True)", job="gpt").text
