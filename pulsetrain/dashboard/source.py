@@ -27,6 +27,8 @@ from pulsetrain.stream.store.clickhouse import Store, open_store
 T = TypeVar("T")
 Questions = Sequence[Callable[[], object]]
 
+PATIENCE_S = 5.0
+STACKS_PATIENCE_S = 20.0  # an agent that does not answer takes the hub 6 to 8 s
 _KEPT = 64
 _FRESH_S = 0.9
 _RETRY_S = 1.5
@@ -181,7 +183,7 @@ class Source:
 
     def __init__(self, address: HubAddress) -> None:
         self.address = address
-        self.client = HubClient(address, timeout_s=5.0)
+        self.client = HubClient(address, timeout_s=PATIENCE_S)
         self.pulse = Pulse(self.client.status)
         self.cache = Cache(away=lambda: self.pulse.away)
         self._lock = threading.Lock()
@@ -233,6 +235,10 @@ class Source:
     def stacks(self, job: str) -> JsonObject:
         """The stacks of a job that were read last. See `HubClient.stacks`."""
         return self.cache.ask(("stacks", job), lambda: self.client.stacks(job, fresh=False))
+
+    def read_stacks(self, job: str) -> None:
+        """Have the stacks of a job read now. It returns once they are."""
+        HubClient(self.address, timeout_s=STACKS_PATIENCE_S).stacks(job)
 
     def rank(self, job: str, rank: int) -> JsonObject:
         """What the hub knows of one rank now. {} where it does not run it. See `HubClient.rank`."""

@@ -38,7 +38,7 @@ def show() -> None:
 def _read() -> None:
     job = page.chosen_job()
     try:
-        page.source().client.stacks(job)
+        page.source().read_stacks(job)
     except PulsetrainError as error:
         page.say(f"Not read: {error}")
     page.source().forget(("stacks", job))

@@ -145,6 +145,9 @@ class FakeSource:
     def incidents(self) -> list[JsonObject]:
         return self._answer("incidents", [])
 
+    def read_stacks(self, job: str) -> None:
+        self.client.stacks(job)
+
     def stacks(self, job: str) -> JsonObject:
         return self._answer("stacks", {})
 

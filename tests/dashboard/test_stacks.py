@@ -1,10 +1,14 @@
 """The page Stacks."""
 
 import json
+import time
 
 import pytest
 
 from pulsetrain.core.errors import Unavailable
+from pulsetrain.dashboard.source import Source
+from pulsetrain.protocol.client import HubAddress
+from tests.protocol.fake_hub import fake_hub
 
 TREE = {
     "frame": "MainThread", "ranks": "0-7",
@@ -46,6 +50,17 @@ def test_a_click_reads_them(draw, source):
 def test_a_hub_that_cannot_read_them_says_so(draw, source):
     source.client.refusal = Unavailable("no agent answers")
     assert "Not read: no agent answers" in draw("stacks").click("read_stacks").text
+
+
+def test_a_reading_that_waits_for_a_silent_agent_is_waited_for(draw, source, monkeypatch):
+    monkeypatch.setattr("pulsetrain.dashboard.source.PATIENCE_S", 0.1)
+    with fake_hub() as hub:
+        hub.next_answer = lambda: time.sleep(0.4) or (200, {})
+        slow = Source(HubAddress(url=hub.url, token="t"))
+        source.client, source.read_stacks = slow.client, slow.read_stacks
+        shown = draw("stacks").click("read_stacks")
+    assert [asked.path for asked in hub.asked] == ["/v1/jobs/gpt/stacks"]
+    assert "Not read" not in shown.text
 
 
 @pytest.mark.parametrize(
