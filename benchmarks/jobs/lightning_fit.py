@@ -45,7 +45,7 @@ def main() -> None:
     flags.add_argument("--eval-every", type=int, default=0, help="0: never")
     args = flags.parse_args()
     lightning.seed_everything(args.seed)
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    world, per_node = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     epoch = min(args.steps, EPOCH_STEPS)
     tokens, targets = Corpus(args.seed).batch(
         epoch * args.batch * world, args.length, torch.Generator().manual_seed(0)
@@ -54,7 +54,8 @@ def main() -> None:
     trainer = lightning.Trainer(
         accelerator="cpu",
         strategy="ddp",
-        devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        devices=per_node,
+        num_nodes=world // per_node,
         max_steps=args.steps,
         max_epochs=-1,
         val_check_interval=args.eval_every or None,
