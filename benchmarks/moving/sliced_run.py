@@ -32,6 +32,7 @@ class SlicedRun:
 
     def share(self, devices: int, timeout_s: float = 30.0) -> dict[int, int]:
         """Let the ranks take turns on so many devices. Returns once all of them do so."""
+        self.look()
         placed, late = self.ranks.share(devices, timeout_s)
         if late:
             raise TimeoutError(f"ranks {late} do not follow")
@@ -41,6 +42,7 @@ class SlicedRun:
         """Let the ranks of each device compute an optimizer's update once, or each for itself again."""
         memory = self.ranks.devices.squash
         assert memory is not None, "the run was started without"
+        self.look()
         placed = self.ranks.devices.share(self.ranks.all, devices)
         if not on:
             memory.group(())
@@ -54,6 +56,10 @@ class SlicedRun:
         said = [memory.stopped(rank.local_rank) for rank in self.ranks.all]
         return [json.loads(text) for text in said if text]
 
+    def look(self) -> None:
+        """Place ranks by what they have said, as an agent does in each of its turns."""
+        self.ranks.look_at_devices(stepped=self.step() >= 0)
+
     def step(self) -> int:
         """The newest step that every rank has completed."""
         return min(rank.status().last_step for rank in self.ranks.all)
@@ -65,7 +71,9 @@ class SlicedRun:
             ended = [(r.rank, r.code, r.err.read_text()[-800:]) for r in self.ranks.all if r.code]
             if ended or time.monotonic() > deadline:
                 raise TimeoutError(f"step {self.step()} of {step}; ended: {ended}")
+            self.look()
             time.sleep(0.005)
+        self.look()
 
     def stop(self) -> None:
         """Ask all ranks to end after the present step."""
@@ -75,7 +83,9 @@ class SlicedRun:
         """What each rank has written at its end."""
         deadline = time.monotonic() + timeout_s
         for rank in self.ranks.all:
-            if not rank.ended.wait(max(0.0, deadline - time.monotonic())) or rank.code:
+            while not rank.ended.wait(0.05) and time.monotonic() < deadline:
+                self.look()
+            if not rank.ended.is_set() or rank.code:
                 raise TimeoutError(f"rank {rank.rank}: {rank.code} {rank.err.read_text()[-800:]}")
         return [json.loads((self.out / f"rank{rank.rank}.json").read_text()) for rank in self.ranks.all]
 
