@@ -61,13 +61,19 @@ class Job:
         return [getattr(t, "full_tensor", lambda t=t: t)().detach().clone() for t in whole]
 
 
-def test_model_optimizer_sampler_and_numbers_come_back(cluster):
+def saved_by_two(cluster):
+    """A job of two ranks that has saved step 5. One rank goes on from it, and is offered its part."""
     old = Job(cluster.fds[0], world=2)
     old.train()
     old.checkpointer.save(5).wait_finished()
     old.checkpointer.close()
     cluster.set_world(["n0"], 1)
     cluster.services["n0"].reshard([0], start({0: "peer:n0"}, world=2))
+    return old
+
+
+def test_model_optimizer_sampler_and_numbers_come_back(cluster):
+    old = saved_by_two(cluster)
     new = Job(cluster.fds[0], attempt=1, step=5)
     assert new.checkpointer.restore() == 5
     assert all(torch.equal(a, b) for a, b in zip(old.tensors(), new.tensors(), strict=True))
@@ -79,12 +85,7 @@ def test_model_optimizer_sampler_and_numbers_come_back(cluster):
 
 
 def test_a_model_of_another_size_is_refused_with_the_name_of_the_tensor(cluster):
-    old = Job(cluster.fds[0], world=2)
-    old.train()
-    old.checkpointer.save(5).wait_finished()
-    old.checkpointer.close()
-    cluster.set_world(["n0"], 1)
-    cluster.services["n0"].reshard([0], start({0: "peer:n0"}, world=2))
+    saved_by_two(cluster)
     new = Job(cluster.fds[0], attempt=1, step=5, width=7)
     assert cluster.services["n0"].not_reshardable(0) == ""
     with pytest.raises(NotReshardable, match=r"model\.weight: saved as float32 \(4, 6\)"):
@@ -99,12 +100,7 @@ def test_a_state_that_a_loader_of_the_script_does_not_take_is_refused_too(cluste
     def refuses(self, state):
         raise ValueError("consumed = 10: not a multiple of 3 ranks")
 
-    old = Job(cluster.fds[0], world=2)
-    old.train()
-    old.checkpointer.save(5).wait_finished()
-    old.checkpointer.close()
-    cluster.set_world(["n0"], 1)
-    cluster.services["n0"].reshard([0], start({0: "peer:n0"}, world=2))
+    saved_by_two(cluster)
     new = Job(cluster.fds[0], attempt=1, step=5)
     monkeypatch.setattr(ElasticSampler, "load_state_dict", refuses)
     with pytest.raises(NotReshardable, match="ValueError: consumed = 10"):
