@@ -12,7 +12,7 @@ from typing import Any
 from trials.score import scored
 
 from anyjob import untouched
-from anyjob.dealing import NODES, RANKS, RANKS_A_NODE, Dealt, Hand
+from anyjob.dealing import LEAD, NODES, RANKS, RANKS_A_NODE, Dealt, Hand
 from anyjob.launch import Launch
 from anyjob.sessions import LOOK_S, START_S, key
 from pulsetrain.analytics.incidents import correlate
@@ -27,6 +27,7 @@ from pulsetrain.stream.store.clickhouse import open_store
 
 WRAPPER = Path(__file__).with_name("struck_job.py")
 STUCK_S, ENDED_S = 60.0, 20.0
+AHEAD = 3  # steps before a fault inside the script, so that it is still to come when its trial begins
 Row = dict[str, Any]
 Told = tuple[str, bool]
 
@@ -61,7 +62,7 @@ class Struck:
         began_s = time.monotonic()
         with self._launch:
             for dealt in self.hand.faults:
-                yield self._clean(dealt.onset - 31, dealt.onset - 1)
+                yield self._clean(dealt.onset - LEAD, dealt.onset - (1 if dealt.throttle else AHEAD))
                 yield self._trial(dealt)
         yield {**self._about, "what": "session", "seconds": time.monotonic() - began_s}
 
