@@ -64,10 +64,10 @@ class Blocking:
             state.words[self._shown] = 0
             self._shown = -1
         if operation is not None and operation.blocked >= 0:
-            processor = state.processor
-            if processor is not None:
-                processor.leave_wait(now)
             if counts:
                 state.blocked += now - began
                 operation.blocked += now - began
+            processor = state.processor
+            if processor is not None:  # it may ask how long the thread stood still so far
+                processor.leave_wait(now)
         return now

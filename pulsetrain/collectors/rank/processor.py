@@ -16,6 +16,9 @@ from pulsetrain.records.schema import CATEGORIES
 SHARE = 200  # a loss is written if it is at least 1/200 of the step
 MOST = 16  # so many waits of a step are looked into, in a long step one for each `SAMPLE_NS`
 SAMPLE_NS = 20_000_000
+STEPLESS_NS = 20_000_000_000  # after the first wait, from which a thread without a step names none
+MARK_NS = 250_000_000  # how often it is written there
+NEVER = 1 << 62
 UNREADABLE = (OSError, ValueError, IndexError)
 
 
@@ -50,6 +53,10 @@ class ProcessorWaits:
     another thread. Each span begins with the step and is as long as all its pieces together. Time in which
     the main thread stands still for a collective does not count.
 
+    Where no step ends for 20 s after the first wait, the script names none. There both are written after a
+    wait, four times a second: what was lost since the time before. `cpu_wait` is written even where it is 0,
+    so that its start tells when this time begins.
+
     To ask the kernel takes 15 microseconds where caches are cold. So in a step with many waits only the first
     and some others are looked into, and each of the rest counts as the mean of these. Totals of the whole
     step are exact.
@@ -57,8 +64,8 @@ class ProcessorWaits:
 
     __slots__ = (
         *("_blocked", "_depth", "_entered", "_every", "_heads", "_held", "_in_waits", "_lane", "_now"),
-        *("_quota", "_ring", "_sampled", "_samples", "_seen", "_since", "_state", "_stood", "_turn"),
-        "_waits",
+        *("_mark_at", "_marked", "_quota", "_ring", "_sampled", "_samples", "_seen", "_since", "_state"),
+        *("_stood", "_turn", "_waits"),
     )
 
     def __init__(self, state: RankState, queue: RunQueue, quota: Quota | None = None) -> None:
@@ -76,6 +83,8 @@ class ProcessorWaits:
         self._sampled = False  # the wait that is on is looked into
         self._since = 0  # when it began
         self._seen = self._entered = self._now()
+        self._mark_at = 0  # when to write without a step
+        self._marked = -1  # when that was done last. 0: not yet, below 0: there was no wait yet
 
     def enter_wait(self, at: int) -> None:
         """Note that the main thread begins to wait for other ranks, now (`perf_counter_ns`). Waits nest."""
@@ -98,9 +107,24 @@ class ProcessorWaits:
             return
         if not self._sampled:
             self._stood += at - self._since
+        else:
+            try:
+                self._end_wait(self._now())
+            except UNREADABLE:
+                self._give_up()
+                return
+        if at >= self._mark_at:
+            self._mark(at)
+
+    def _mark(self, at: int) -> None:
+        """No step ends: write what was lost since the last time."""
+        began = self._marked
+        if began < 0:
+            self._marked, self._mark_at = 0, at + STEPLESS_NS
             return
+        self._marked, self._mark_at = at, at + MARK_NS
         try:
-            self._end_wait(self._now())
+            self._write(self._state.step, began or at, at - (began or at), always=began > 0)
         except UNREADABLE:
             self._give_up()
 
@@ -124,11 +148,20 @@ class ProcessorWaits:
 
     def end_step(self, step: int, start: int, duration: int) -> None:
         """Write what the step lost, unless that is next to nothing."""
+        end, self._mark_at = start + duration, NEVER
+        start = max(start, self._marked)  # the rest of a very long one was written
+        self._marked = -1
         try:
-            now = self._now()
+            self._write(step, start, end - start)
         except UNREADABLE:
             self._give_up()
-            return
+
+    def _write(self, step: int, start: int, duration: int, *, always: bool = False) -> None:
+        """Write what was lost in this time, which ends now. `always`: `cpu_wait` even where it is 0.
+
+        Without a duration nothing is written. Raises one of `UNREADABLE`.
+        """
+        now = self._now()
         waiting = self._depth > 0
         if waiting:
             self._cut_wait(now, start + duration)
@@ -141,7 +174,8 @@ class ProcessorWaits:
         held, self._held = self._held, self._quota.held_ns()
         quota = min(max(0, waited), self._held - held)  # in the run queue, as the kernel sees it
         for head, lost in zip(self._heads, (waited - quota, 0 if waiting else off + quota), strict=True):
-            if lost * SHARE > duration:
+            if duration and (always or lost * SHARE > duration):
+                lost, always = max(0, lost), False
                 self._ring.span(head, span_context(step, -1, self._lane), start, start + lost)
 
     def _cut_wait(self, now: tuple[int, int], at: int) -> None:

@@ -220,3 +220,46 @@ def test_two_threads_on_one_processor_wait_for_each_other():
         os.sched_setaffinity(0, before)
         os.kill(child, 9)
         os.waitpid(child, 0)
+
+
+def stepless(waits, state, queue, *, begin, lost, seconds):
+    """Waits of 10 ms every 50 ms for so long. Of the time between, a share `lost` is off the processor."""
+    at = begin
+    for _ in range(int(seconds * 20)):
+        at += 40_000_000
+        queue.ran += int(40_000_000 * (1 - lost))
+        waits.enter_wait(at)
+        at += 10_000_000
+        state.blocked += 10_000_000
+        waits.leave_wait(at)
+    return at
+
+
+def test_where_no_step_ends_the_losses_are_written_four_times_a_second(ring):
+    state, reader = ring
+    queue = Queue()
+    waits = processor.ProcessorWaits(state, queue)
+    at = stepless(waits, state, queue, begin=1_000, lost=0.5, seconds=20)
+    assert spans(reader) == []
+    queue.looks = 0
+    stepless(waits, state, queue, begin=at, lost=0.5, seconds=10)
+    written = spans(reader)
+    queued, off = ([s for s in written if s[0] == name] for name in ("cpu_wait", "off_cpu"))
+    assert {s[2] for s in queued} == {0}
+    assert len(queued) == len(off) == 39
+    assert {s[2] for s in off} == {100_000_000}  # of 200 ms outside of waits
+    assert queue.looks <= 2 * 200 + 40
+
+
+def test_a_step_that_ends_late_after_all_counts_what_is_left_of_it_once(ring):
+    state, reader = ring
+    queue = Queue()
+    waits = processor.ProcessorWaits(state, queue)
+    at = stepless(waits, state, queue, begin=1_000, lost=0.5, seconds=21)
+    waits.end_step(0, 1_000, at - 1_000)
+    before = spans(reader)
+    assert sum(s[2] for s in before if s[0] == "off_cpu") <= 0.5 * 1e9
+    begin = at
+    at = stepless(waits, state, queue, begin=begin, lost=0.0, seconds=30)
+    waits.end_step(1, begin, at - begin)
+    assert spans(reader) == []
