@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pulsetrain.analytics.slowness import robust
-from pulsetrain.analytics.slowness.clocks import Clock, align
+from pulsetrain.analytics.slowness.clocks import align, on_one_clock
 from pulsetrain.records.arrow import sorted_codes
 from pulsetrain.stream.queries import analysis
 from pulsetrain.stream.queries.queryable import AttemptSteps, Queryable
@@ -122,7 +122,7 @@ def arrivals_from(table: pa.Table) -> Arrivals | None:
     origin = int(start.min())  # keeps nanoseconds exact in floating point
     collective = _collectives(step, group, seq)
     clocks = align(collective, node, (end - origin).astype(np.float64))
-    aligned, error = _on_one_clock((start - origin).astype(np.float64), node, clocks)
+    aligned, error = on_one_clock((start - origin).astype(np.float64), node, clocks)
     steps, row = np.unique(step, return_inverse=True)
     ranks, column = np.unique(rank, return_inverse=True)
     lateness, lead = (np.full((len(steps), len(ranks)), np.nan) for _ in range(2))
@@ -142,15 +142,6 @@ def _collectives(step: Ints, group: Ints, seq: Ints) -> Ints:
     number = np.empty(len(step), np.int64)
     number[order] = np.append(0, np.cumsum((np.diff(keys) != 0).any(axis=0)))
     return number
-
-
-def _on_one_clock(start: Floats, node: Ints, clocks: dict[int, Clock]) -> tuple[Floats, Floats]:
-    """Times on the reference's clock and their error. NaN on a node that cannot be compared."""
-    at_ns, offset_ns, drift, error_ns = (np.full(int(node.max()) + 1, np.nan) for _ in range(4))
-    for number, clock in clocks.items():
-        at_ns[number], offset_ns[number] = clock.at_ns, clock.offset_ns
-        drift[number], error_ns[number] = clock.drift, clock.error_ns
-    return start - (offset_ns[node] + drift[node] * (start - at_ns[node])), error_ns[node]
 
 
 def _comparable(collective: Ints, group: Ints, rank: Ints, aligned: Floats) -> NDArray[np.bool_]:

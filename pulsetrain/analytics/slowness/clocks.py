@@ -8,6 +8,7 @@ offset and drift, and what they scatter is the error. A time difference within t
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,6 +84,15 @@ def align(collective: Ints, node: Ints, end_ns: Floats) -> dict[int, Clock]:
                 clocks[name] = _chain(clock, before)
                 waiting.append(other)
     return clocks
+
+
+def on_one_clock(times_ns: Floats, node: Ints, clocks: Mapping[int, Clock]) -> tuple[Floats, Floats]:
+    """Times on the reference's clock and their error. NaN on a node that cannot be compared."""
+    at_ns, offset_ns, drift, error_ns = (np.full(int(node.max()) + 1, np.nan) for _ in range(4))
+    for number, clock in clocks.items():
+        at_ns[number], offset_ns[number] = clock.at_ns, clock.offset_ns
+        drift[number], error_ns[number] = clock.drift, clock.error_ns
+    return times_ns - (offset_ns[node] + drift[node] * (times_ns - at_ns[node])), error_ns[node]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -200,11 +200,11 @@ def _table(timings: Timings, work: Work, window: Rows, config: StragglerConfig) 
     return table_of(timings, cohorts, config) if cohorts else None
 
 
-def _severity(suspect: Suspect, processor_wait: float, config: StragglerConfig) -> Severity:
+def _severity(timings: Timings, suspect: Suspect, processor_wait: float, config: StragglerConfig) -> Severity:
     """A slowdown below what all ranks wait for a processor is information, however sure.
 
     So is one against the rank's own past that stands out little, or that is small and new: other work on the
-    host looks the same.
+    host looks the same. What rounds of collectives show is never critical: their work is not known.
     """
     ratio = suspect.ratio
     stands_out = suspect.margin >= SURE_ERRORS and (suspect.lasting or ratio >= config.short_floor)
@@ -212,7 +212,7 @@ def _severity(suspect: Suspect, processor_wait: float, config: StragglerConfig) 
         return "info"
     if (ratio < processor_wait and not suspect.cause) or ratio < config.warning_ratio:
         return "info"
-    return "critical" if ratio >= config.critical_ratio else "warning"
+    return "critical" if ratio >= config.critical_ratio and not len(timings.round_ends_ns) else "warning"
 
 
 def _finding(
@@ -228,6 +228,7 @@ def _finding(
     columns = suspect.columns.tolist()
     node = timings.node_of(columns[0])
     where = f" on {node}" if node and suspect.subject_type == "rank" else ""
+    who = f"{suspect.subject_type.capitalize()} {suspect.subject}{where}"
     whose = "its own past" if suspect.by_history else "its cohort"
     slower = _CAUSES.get(suspect.cause, "computes {ratio:.0%} slower than " + whose).format(
         ratio=suspect.ratio
@@ -236,18 +237,16 @@ def _finding(
         "straggler",
         suspect.subject_type,
         suspect.subject,
-        severity=_severity(suspect, processor_wait, config),
+        severity=_severity(timings, suspect, processor_wait, config),
         confidence=_confidence(timings, suspect, waits_least=waits_least, arrives_late=agrees(arrival)),
-        summary=f"{suspect.subject_type.capitalize()} {suspect.subject}{where} {slower} since step {since}.",
+        summary=f"{who} {slower} {_when(timings, since)}.",
         evidence={
-            "query": "analysis.step_parts",
+            "query": "analysis.operations" if len(timings.round_ends_ns) else "analysis.step_parts",
             "ratio": round(1 + suspect.ratio, 4),
             "ranks": timings.ranks[columns].tolist(),
             "nodes": sorted({timings.node_of(c) for c in columns}),
             "stages": sorted(set(timings.stages[columns].tolist())),
-            "first_step": since,
-            "last_step": until,
-            "window_steps": len(suspect.rows),
+            **_extent(timings, since, until, len(suspect.rows)),
             "standard_error": round(suspect.error, 5),
             "margin_in_errors": round(min(suspect.margin, 1e6), 2),
             "noise_of_a_step": round(suspect.noise, 4),
@@ -260,6 +259,23 @@ def _finding(
             "arrives_late_ms": round(arrival.lateness_ns / 1e6, 3) if arrival else None,
         },
     )
+
+
+def _when(timings: Timings, since: int) -> str:
+    """Since when, in words."""
+    if not len(timings.round_ends_ns):
+        return f"since step {since}"
+    first = int(np.flatnonzero(timings.steps == since)[0])
+    longest = float(np.nanmax(timings.numbers["duration_ns"][first]))
+    seconds = (int(timings.round_ends_ns[-1]) - int(timings.round_ends_ns[first]) + longest) / 1e9
+    return f"for {seconds:.0f} s, by rounds of its collectives"
+
+
+def _extent(timings: Timings, first: int, last: int, window: int) -> dict[str, object]:
+    """First and last step for the evidence, or rounds that stand for them."""
+    if not len(timings.round_ends_ns):
+        return {"first_step": first, "last_step": last, "window_steps": window}
+    return {"rounds": True, "first_round": first, "last_round": last, "window_rounds": window}
 
 
 def _same_work(timings: Timings, suspect: Suspect) -> NDArray[np.bool_]:

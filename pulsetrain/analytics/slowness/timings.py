@@ -55,7 +55,7 @@ class Timings:
     (expert-parallel) have one entry for each rank, or none at all. An entry is below 0 where the topology
     does not tell it. `models` are the GPU models of the ranks, none at all where they are alike or not known.
     `shares_devices`: ranks took turns on devices in some of the steps. `on_device`: devices timed compute in
-    some of them.
+    some of them. `round_ends_ns` (UTC) are set where rounds of collectives stand for steps (`rounds`).
     """
 
     job: str
@@ -80,6 +80,7 @@ class Timings:
     shares_devices: bool = False
     on_device: bool = False
     models: NDArray[np.str_] = field(default_factory=lambda: np.zeros(0, np.str_))
+    round_ends_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @cached_property
     def usable(self) -> NDArray[np.bool_]:

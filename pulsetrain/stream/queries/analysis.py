@@ -310,3 +310,63 @@ def flops_source(store: Queryable, steps: AttemptSteps) -> str:
         steps.params,
     )
     return "".join(row["source"] for row in table.to_pylist())
+
+
+# The order key begins with no time. A part of the table knows its first and last start, so old parts are not
+# read. In one that is read, the spans of a rank without steps are in the order of their start: marks are
+# skipped.
+_OPERATIONS = """job = {job:String} AND attempt = {attempt:Int32} AND NOT s.open
+    AND s.start >= fromUnixTimestamp64Nano({since_ns:Int64}) AND category = 'communication'
+    AND `group` != '' AND seq >= 0"""
+
+
+def operations_per_second(store: Queryable, job: str, attempt: int, since_ns: int) -> pa.Table:
+    """How many operations began in each second (UTC) since then: second, operations. Newest first."""
+    return store.query(
+        f"""
+        SELECT intDiv(toUnixTimestamp64Nano(s.start), 1000000000) AS second, count() AS operations
+        FROM spans AS s WHERE {_OPERATIONS} GROUP BY second ORDER BY second DESC
+        """,
+        {"job": job, "attempt": attempt, "since_ns": since_ns},
+    )
+
+
+def operations(store: Queryable, job: str, attempt: int, since_ns: int) -> pa.Table:
+    """The operations of ranks that began since then, whatever their step.
+
+    Columns: rank, node, group, seq, phase, peer, bytes, start_ns and end_ns (UTC, on the clock of the node),
+    blocked_ns (-1 where it is not known).
+    """
+    return store.query(
+        f"""
+        SELECT rank, node, `group`, seq, phase, peer, bytes, toUnixTimestamp64Nano(s.start) AS start_ns,
+               toUnixTimestamp64Nano(s.start) + s.duration_ns AS end_ns, blocked_ns
+        FROM spans AS s WHERE {_OPERATIONS}
+        """,
+        {"job": job, "attempt": attempt, "since_ns": since_ns},
+    )
+
+
+def processor_losses(store: Queryable, job: str, attempt: int, since_ns: int) -> pa.Table:
+    """What ranks lost that name no steps: rank, node, phase (cpu_wait or off_cpu), start_ns, lost_ns.
+
+    What a rank lost between the start of one `cpu_wait` and the next is in the spans that begin at the first.
+    """
+    return store.query(
+        """
+        SELECT rank, node, phase, toUnixTimestamp64Nano(s.start) AS start_ns, s.duration_ns AS lost_ns
+        FROM spans AS s
+        WHERE job = {job:String} AND attempt = {attempt:Int32} AND NOT s.open
+          AND s.start >= fromUnixTimestamp64Nano({since_ns:Int64}) AND s.phase IN ('cpu_wait', 'off_cpu')
+        """,
+        {"job": job, "attempt": attempt, "since_ns": since_ns},
+    )
+
+
+def attempt_of_operations(store: Queryable, job: str) -> int:
+    """The newest attempt that has any span, -1 for none. Reads only the end of the order key."""
+    rows = store.query(
+        "SELECT attempt FROM spans WHERE job = {job:String} ORDER BY job DESC, attempt DESC LIMIT 1",
+        {"job": job},
+    ).to_pylist()
+    return int(rows[0]["attempt"]) if rows else -1

@@ -1,0 +1,156 @@
+"""Who is slow in a job whose steps nobody tells: rounds of its collectives stand for them (`rounds`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from pulsetrain.analytics import calibration
+from pulsetrain.analytics.slowness import arrivals, rounds, straggler
+from pulsetrain.analytics.slowness.load_timings import TimingsBuilder
+from pulsetrain.analytics.slowness.operations import operations_of
+from pulsetrain.analytics.slowness.pipeline_order import stages
+from pulsetrain.analytics.slowness.timings import WARM_STEPS, Timings
+from pulsetrain.analytics.verdict import Inconclusive, Verdict, guarded
+from pulsetrain.records.arrow import number_array
+from pulsetrain.stream.queries import analysis
+from pulsetrain.stream.queries.queryable import Queryable
+
+WINDOW_S, LONGEST_S = 30, 120  # of operations. The longer one for jobs whose rounds are long
+ENOUGH = 64  # rounds, from which no longer window is read
+ORDER_ROUNDS = 8  # from which the order of a pipeline is read
+LEAST_SHARE = 0.1  # of a round, from which own time tells who is slow
+STAND_FOR = "the job names no steps, and rounds of its collectives stand for them"
+NO_TIME = "how long ranks stand still for their collectives is not known, as where devices wait for them"
+ROOTED = "nearly all own time ends with a broadcast or alike, before which one rank may do what no other does"
+NO_CLOCK = "ranks send to each other, and nothing that ends for all of them tells how far clocks are apart"
+NO_ORDER = "ranks send to each other, and it is not known which of them do the same work"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Newest:
+    """How many operations began in each second (UTC), newest first. Equal where nothing new was stored."""
+
+    seconds: tuple[int, ...]
+    counts: tuple[int, ...]
+
+    def begin_s(self, length_s: int) -> int | None:
+        """The second from which the newest `length_s` are read, fewer of a job with too many operations.
+
+        None: not even the newest second can be read.
+
+        >>> Newest(seconds=(9, 8, 2), counts=(10, 10, 10)).begin_s(5)
+        8
+        """
+        read = np.cumsum(self.counts) <= arrivals.OPERATIONS
+        read &= np.array(self.seconds) > self.seconds[0] - length_s
+        return self.seconds[int(read.sum()) - 1] if read.any() else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """The newest rounds of a job as timings, and what the second witness needs."""
+
+    timings: Timings
+    arrivals: arrivals.Arrivals | None
+
+
+def newest(store: Queryable, job: str, attempt: int, since_ns: int = 0) -> Newest | None:
+    """What is stored of an attempt's newest operations, of those since then. None: nothing."""
+    seconds = analysis.operations_per_second(store, job, attempt, since_ns)
+    if not seconds.num_rows:
+        return None
+    second, count = (seconds[name].to_numpy().astype(np.int64) for name in ("second", "operations"))
+    kept = second > second[0] - LONGEST_S
+    return Newest(seconds=tuple(second[kept].tolist()), counts=tuple(count[kept].tolist()))
+
+
+def analyze(of: Newest, store: Queryable, job: str, attempt: int, *, now_ns: int) -> list[Verdict]:
+    """What `straggler.find` says of the newest rounds, with calibrated confidences.
+
+    Findings are warnings at most, and their evidence has `rounds` = true. `Inconclusive`: there are no
+    rounds, or ranks may have other work.
+    """
+    said = guarded(straggler.NAME, lambda: verdicts(_read(of, store, job, attempt, now_ns)))
+    return calibration.apply(said, covered=False)  # nobody has counted how often rounds are right
+
+
+def _too_many() -> Rounds | str:
+    return f"more than {arrivals.OPERATIONS:,} operations began in one second: too many to read"
+
+
+def _read(of: Newest, store: Queryable, job: str, attempt: int, now_ns: int) -> Rounds | str:
+    topology, found = analysis.topology(store, job, attempt), _too_many()
+    begins = [begin_s for length in (WINDOW_S, LONGEST_S) if (begin_s := of.begin_s(length)) is not None]
+    for begin_s in dict.fromkeys(begins):
+        table = analysis.operations(store, job, attempt, begin_s * 10**9)
+        losses = analysis.processor_losses(store, job, attempt, begin_s * 10**9)
+        found = rounds_from(table, losses, topology, job=job, attempt=attempt, now_ns=now_ns)
+        if isinstance(found, Rounds) and len(found.timings.steps) >= ENOUGH:
+            break
+    return found
+
+
+def verdicts(found: Rounds | str) -> list[Verdict]:
+    """The verdicts on rounds, or that there are none and why."""
+    if isinstance(found, str):
+        return [Inconclusive(analyzer=straggler.NAME, reason=f"{STAND_FOR}: {found}")]
+    said = straggler.find(found.timings, arrivals=lambda: found.arrivals)
+    return [
+        replace(verdict, reason=f"{STAND_FOR}: {verdict.reason}")
+        if isinstance(verdict, Inconclusive)
+        else verdict
+        for verdict in said
+    ]
+
+
+def rounds_from(
+    table: pa.Table, losses: pa.Table, topology: pa.Table, *, job: str, attempt: int, now_ns: int
+) -> Rounds | str:
+    """The rounds in tables of `operations`, `processor_losses` and `topology`, or why there are none."""
+    if not table.num_rows:
+        return "there are no operations"
+    operations = operations_of(table)
+    cuts = rounds.cut(operations)
+    if isinstance(cuts, str):
+        return cuts
+    ranks = np.unique(operations.rank)
+    parts = rounds.parts_of(operations, cuts, ranks)
+    compute, duration = parts["compute"], parts["duration_ns"]
+    unknown = "" if np.isfinite(compute).any() else NO_TIME
+    if not unknown and np.nanmedian(compute / duration) < LEAST_SHARE:
+        rooted = np.nanmedian(parts["data"] / duration) > np.nanmedian(compute / duration)
+        return ROOTED if rooted else "ranks stand still in their collectives for nearly all of the time"
+    if losses.num_rows:
+        parts |= rounds.losses_of(operations, losses, cuts, ranks)
+    builder = TimingsBuilder(cuts.number, ranks)
+    builder.pipeline = "recv" in operations.phases
+    if builder.pipeline:
+        builder.order = stages(rounds.heard_first(operations, cuts, ORDER_ROUNDS), ranks.tolist())
+    builder.add(_as_table(cuts.number, ranks, parts))
+    nodes = pa.table({"rank": ranks, "node": [operations.node_of[r] for r in ranks.tolist()]})
+    first = int(cuts.number[0]) - WARM_STEPS
+    timings = builder.timings(nodes, topology, job=job, attempt=attempt, first_step=first, now_ns=now_ns)
+    ends_ns = operations.origin_ns + cuts.end_ns.astype(np.int64)
+    timings = replace(
+        timings,
+        round_ends_ns=ends_ns[np.isin(cuts.number, timings.steps)],
+        unknown=timings.unknown or unknown,
+        pieces=None,
+    )
+    if builder.pipeline and len(timings.cohorts) == len(ranks) and builder.order is None:
+        return NO_ORDER if np.isfinite(operations.end_ns).all() else NO_CLOCK
+    other = rounds.unlike(operations, cuts, ranks, timings.cohorts)
+    if other:
+        return other
+    latest = rounds.last_collectives(operations, table, cuts)
+    return Rounds(timings=timings, arrivals=arrivals.arrivals_from(latest))
+
+
+def _as_table(numbers: rounds.Ints, ranks: rounds.Ints, parts: dict[str, rounds.Floats]) -> pa.Table:
+    grid: Sequence[rounds.Ints] = np.broadcast_arrays(numbers[:, None], ranks[None, :])
+    columns = {"step": grid[0], "rank": grid[1], **parts}
+    return pa.table({name: number_array(values.reshape(-1)) for name, values in columns.items()})

@@ -1,0 +1,268 @@
+"""Who is slow in a job that names no steps."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pulsetrain.analytics.slowness import stepless
+from pulsetrain.analytics.slowness.operations import operations_of
+from pulsetrain.analytics.slowness.rounds import cut
+from pulsetrain.analytics.verdict import Healthy, Inconclusive
+from tests.analytics.slowness.collectives_of import (
+    BEGAN_NS,
+    MS,
+    NO_LOSSES,
+    NOBODY,
+    Job,
+    ddp,
+    everybody,
+    fsdp,
+    named,
+    pipeline,
+    said_of,
+    slow,
+    tensor_parallel,
+)
+
+JOBS = {"ddp": (ddp, 160), "fsdp": (fsdp, 160), "tensor_parallel": (tensor_parallel, 240)}
+
+
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("since", [0, 1 / 2])
+def test_a_slow_rank_is_named_from_the_start_and_from_the_middle(job, since):
+    run, steps = JOBS[job]
+    [finding] = said_of(run(Job(factor=slow(2, 1.3, since=int(since * steps))), steps))
+    assert (finding.subject_type, finding.subject, finding.severity) == ("rank", "2", "warning")
+    assert finding.evidence["ratio"] == pytest.approx(1.3, abs=0.04)
+    assert finding.evidence["rounds"]
+    if job != "tensor_parallel":  # its groups have two members
+        assert finding.evidence["witnesses"] == ["own time", "arrivals"]
+    assert "step" not in finding.summary
+    assert " s, by rounds of its collectives." in finding.summary
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_two_hundred_clean_windows_name_nobody(job):
+    run, steps = JOBS[job]
+    for seed in range(67):
+        said = said_of(run(Job(seed=seed, noise=(0.01, 0.03, 0.1)[seed % 3]), steps // 2))
+        assert [type(verdict) for verdict in said] == [Healthy], (seed, said)
+
+
+def test_a_worse_fault_is_not_milder_and_a_renamed_rank_renames_the_answer():
+    ratios = []
+    for ratio in (1.2, 1.4, 2.0):
+        [finding] = said_of(ddp(Job(factor=slow(1, ratio)), 100))
+        assert (finding.subject, finding.severity) == ("1", "warning")
+        ratios.append(finding.evidence["ratio"])
+    assert ratios == sorted(ratios)
+    assert named(said_of(ddp(Job(factor=slow(3, 1.4)), 100))) == {"3"}
+
+
+def test_the_order_of_rows_changes_nothing():
+    job = ddp(Job(factor=slow(1, 1.3)), 80)
+    assert said_of(job) == said_of(job, seed=1)
+
+
+def test_nodes_whose_clocks_are_apart_are_compared_all_the_same():
+    job = Job(factor=slow(3, 1.3), clock=(0, 40e9), drift=(0, 3e-5))
+    assert named(said_of(ddp(job, 120))) == {"3"}
+    assert isinstance(said_of(ddp(Job(clock=(0, -7e9), drift=(1e-5, 0)), 120))[0], Healthy)
+
+
+def test_a_rank_that_saves_now_and_then_is_not_slow():
+    assert isinstance(said_of(ddp(Job(), 300, save_every=60))[0], Healthy)
+    assert isinstance(said_of(ddp(Job(seed=1), 300, save_every=25, save_ms=900))[0], Healthy)
+
+
+def test_evaluations_are_in_no_round():
+    job = ddp(Job(factor=slow(1, 1.3)), 240, evaluate_every=80)
+    assert named(said_of(job)) == {"1"}
+    operations = operations_of(job.table())
+    cuts = cut(operations)
+    lengths = cuts.end_ns - cuts.begin_ns
+    assert lengths.max() < 1.2 * np.median(lengths)
+
+
+def test_rounds_keep_their_numbers_from_one_look_to_the_next():
+    table = ddp(Job(), 160).table()
+    start = table["start_ns"].to_numpy()
+    early, late = (
+        cut(operations_of(table.filter(pa.array(kept))))
+        for kept in (start < BEGAN_NS + 12e9, start > BEGAN_NS + 4e9)
+    )
+    shared = np.intersect1d(early.number, late.number)
+    assert len(shared) > 10
+    spans = [
+        {int(n): round(float(e - b)) for n, b, e in zip(c.number, c.begin_ns, c.end_ns, strict=True)}
+        for c in (early, late)
+    ]
+    assert all(abs(spans[0][n] - spans[1][n]) < 1000 for n in shared.tolist())
+
+
+def test_a_pipeline_without_replicas_is_compared_with_its_past():
+    said = said_of(pipeline(Job(per_node=4, factor=slow(2, 1.5, since=100)), 160))
+    assert named(said) == {"2"}
+    clean = said_of(pipeline(Job(per_node=4), 160))
+    assert isinstance(clean[0], Healthy)
+    assert clean[0].numbers["alone"] == 4
+
+
+def test_a_rank_that_loads_for_all_and_broadcasts_is_not_slow():
+    job = Job()
+    for _ in range(150):
+        job.compute(30, [0])
+        job.collective("broadcast", everybody(job), 4096)
+        job.compute(80)
+        job.collective("all_reduce", everybody(job), 1 << 22)
+    assert isinstance(said_of(job)[0], Healthy)
+
+
+def reason(said):
+    [verdict] = said
+    assert isinstance(verdict, Inconclusive)
+    assert verdict.reason.startswith(stepless.STAND_FOR)
+    return verdict.reason
+
+
+def test_a_rank_that_only_produces_data_is_other_work():
+    job = Job()
+    for _ in range(150):
+        job.compute(80, [1, 2, 3])
+        job.collective("all_reduce", [[1, 2, 3]], 1 << 22)
+        job.compute(10, [0])
+        for rank in (1, 2, 3):
+            job.transfer(0, rank, 4096)
+    assert "which of them do the same work" in reason(said_of(job))
+    job = Job()
+    for _ in range(150):
+        job.collective("all_reduce", everybody(job), 64)
+        job.compute(50)
+        job.collective("all_reduce", [[0, 1]], 1 << 22)
+    assert "other work" in reason(said_of(job))
+
+
+def test_work_as_it_is_asked_for_does_not_repeat_itself():
+    job = Job()
+    for length in np.random.default_rng(0).integers(1, 60, 400).tolist():
+        job.compute(float(length))
+        for _ in range(length % 7):
+            job.collective("all_reduce" if length % 3 else "all_gather", everybody(job), length)
+    assert "do not repeat themselves" in reason(said_of(job))
+
+
+def test_where_devices_wait_the_answer_says_who_comes_last():
+    job = Job(factor=slow(2, 1.5))
+    for _ in range(150):
+        job.compute(100)
+        job.collective("all_reduce", everybody(job), 1 << 22, known=False)
+    told = reason(said_of(job))
+    assert "stand still" in told
+    assert "rank 2 comes last" in told
+
+
+def test_few_operations_or_one_rank_are_no_traceback():
+    assert "no operations" in reason(said_of_table(Job()))
+    assert reason(said_of(ddp(Job(), 1)))
+    assert reason(said_of(ddp(Job(), 6)))
+    assert reason(said_of(ddp(Job(ranks=1), 100)))
+
+
+def said_of_table(job):
+    empty = ddp(job, 1).table().slice(0, 0)
+    found = stepless.rounds_from(empty, NO_LOSSES, NOBODY, job="j", attempt=0, now_ns=0)
+    return stepless.verdicts(found)
+
+
+def losses(seconds, lost):
+    """Every quarter of a second, `lost[rank]` maps a phase to the share of it that was lost since `at` s."""
+    rows = []
+    for rank in range(4):
+        for quarter in range(4 * seconds):
+            start = BEGAN_NS + quarter * 250 * MS
+            shares = {"cpu_wait": 0.0} | lost(rank, quarter / 4)
+            rows += [(rank, phase, start, int(share * 250 * MS)) for phase, share in shares.items()]
+    names = ("rank", "phase", "start_ns", "lost_ns")
+    return pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
+
+
+def test_a_rank_that_something_stops_is_named_with_its_cause():
+    job = ddp(Job(factor=slow(2, 1.4, since=100)), 200)
+    seconds = int(job.at.max() / 1e9)
+    onset_s = 100 * 0.1303
+    told = losses(seconds, lambda rank, at: {"off_cpu": 0.25} if rank == 2 and at > onset_s else {})
+    [finding] = said_of(job, told)
+    assert (finding.subject, finding.evidence["cause"]) == ("2", "off_cpu")
+    assert "is stopped again and again" in finding.summary
+
+
+def test_one_long_pause_of_a_rank_is_not_a_rank_that_is_stopped():
+    def pause(step):
+        return slow(2, 5.0)(step) if step == 190 else np.ones(4)
+
+    job = ddp(Job(factor=pause), 200)
+    at_s = 190 * 0.1303
+    told = losses(
+        int(job.at.max() / 1e9) + 1,
+        lambda rank, at: {"off_cpu": 1.0} if rank == 2 and 0 <= at - at_s < 0.5 else {},
+    )
+    assert isinstance(said_of(job, told)[0], Healthy)
+
+
+def test_ranks_that_queue_for_processors_are_compared_net_of_it():
+    """Rank 1 takes 30 % longer, all of which it waits in a run queue, as any rank does at times."""
+    rng = np.random.default_rng(0)
+    shares = rng.uniform(0.1, 0.4, (4, 400))
+    job = Job(noise=0.01)
+    job.factor = lambda step: 1 / (1 - shares[:, int(job.at.max() / 250e6)])
+    ddp(job, 160)
+    told = losses(int(job.at.max() / 1e9), lambda rank, at: {"cpu_wait": shares[rank, int(4 * at)] * 0.7})
+    assert not named(said_of(job, told))
+
+
+class Store:
+    """Answers as a store that holds the operations of one job."""
+
+    def __init__(self, job, per_second=None):
+        self.table = job.table()
+        self.per_second = per_second
+        self.asked = []
+
+    def query(self, sql, params=None):
+        self.asked.append(sql)
+        if "AS operations" in sql:
+            second, count = np.unique(self.table["start_ns"].to_numpy() // 10**9, return_counts=True)
+            count = count if self.per_second is None else np.full(len(count), self.per_second)
+            return pa.table({"second": second[::-1], "operations": count[::-1]})
+        if "lost_ns" in sql:
+            return NO_LOSSES
+        if "blocked_ns" in sql:
+            return self.table.filter(pa.array(self.table["start_ns"].to_numpy() >= params["since_ns"]))
+        return NOBODY
+
+
+def analyze(store):
+    return stepless.analyze(stepless.newest(store, "j", 0), store, "j", 0, now_ns=0)
+
+
+def test_only_the_newest_operations_are_read_and_more_where_rounds_are_long():
+    quick = Store(ddp(Job(), 500))
+    [verdict] = analyze(quick)
+    assert verdict.numbers["steps"] < 120
+    assert sum("blocked_ns" in sql for sql in quick.asked) == 1
+    long = Store(ddp(Job(factor=lambda step: np.full(4, 8.0)), 90))
+    [verdict] = analyze(long)
+    assert verdict.numbers["steps"] > 60
+
+
+def test_a_job_with_too_many_operations_is_not_read():
+    store = Store(ddp(Job(), 100), per_second=400_000)
+    [verdict] = analyze(store)
+    assert "too many to read" in verdict.reason
+    assert not any("blocked_ns" in sql for sql in store.asked)
+
+
+def test_confidences_are_not_those_that_were_measured_with_steps():
+    [finding] = analyze(Store(ddp(Job(factor=slow(1, 1.5)), 200)))
+    assert finding.evidence["calibrated"] is False
+    assert finding.confidence <= 0.85
