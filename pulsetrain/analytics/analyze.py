@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from pulsetrain.analytics.slowness import (
     load_timings,
     mfu,
     stalls,
+    stepless,
     straggler,
 )
 from pulsetrain.analytics.slowness.device_peaks import Peak
@@ -183,11 +184,18 @@ def analyze(
     `attempt` defaults to the newest attempt that has one of these steps. Where no first step is given, the
     last 256 steps are read, or the whole attempt with `scan`. Each analyzer gives at least one verdict:
     `Failed` where it raises, `Inconclusive` where it returns nothing. Where no step is stored in the range,
-    the only verdict is one blind `Inconclusive`.
+    the only verdict is one blind `Inconclusive`. An attempt without any step is looked at by rounds of its
+    newest collectives (`stepless`).
 
-    Raises `UsageError` for a job that has no step in the store.
+    Raises `UsageError` for a job that has neither in the store.
     """
-    source = _select(store, job, steps or StepRange(), attempt, now_ns, scan=scan)
+    steps = steps or StepRange()
+    stored = _stored(store, job, attempt)
+    if not stored and steps == StepRange() and straggler.NAME in analyzers:
+        said = _without_steps(store, job, attempt, now_ns)
+        if said:
+            return said
+    source = _select(store, stored, job, steps, attempt, now_ns, scan=scan)
     if isinstance(source, Inconclusive):
         return [source]
     return verdicts_of(source, analyzers)
@@ -228,13 +236,33 @@ def _covered(source: AnalyzerInput) -> bool:
         return False
 
 
+def _stored(store: Queryable, job: str, attempt: int | None) -> list[dict[str, int]]:
+    """Of each attempt that counts: which steps of it are on record, newest attempt first."""
+    table = analysis.extent(store, job) if attempt is None else analysis.attempt_extent(store, job, attempt)
+    return table.to_pylist()
+
+
+def _without_steps(store: Queryable, job: str, attempt: int | None, now_ns: int) -> list[Verdict]:
+    """What rounds of collectives say of an attempt that has no step. Nothing where it has no collectives."""
+    attempt = analysis.attempt_of_operations(store, job) if attempt is None else attempt
+    newest = stepless.newest(store, job, attempt)
+    if newest is None:
+        return []
+    blind = Inconclusive(analyzer="analyze", reason="no step on record yet", blind=True)
+    return [blind, *stepless.analyze(newest, store, job, attempt, now_ns=now_ns)]
+
+
 def _select(
-    store: Queryable, job: str, steps: StepRange, attempt: int | None, now_ns: int, *, scan: bool
+    store: Queryable,
+    stored: Sequence[Mapping[str, int]],
+    job: str,
+    steps: StepRange,
+    attempt: int | None,
+    now_ns: int,
+    *,
+    scan: bool,
 ) -> AnalyzerInput | Inconclusive:
     """Pick the attempt and clip the range to the steps that are stored of it."""
-    stored = (
-        analysis.extent(store, job) if attempt is None else analysis.attempt_extent(store, job, attempt)
-    ).to_pylist()
     if not stored and attempt is None:
         raise UsageError(f"job {job!r}: no step of it is on record")
     row = next((r for r in stored if steps.overlaps(r["first_step"], r["last_step"])), None)

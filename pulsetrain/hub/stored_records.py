@@ -18,6 +18,7 @@ from pulsetrain.analytics.analyze import (
     for_device,
 )
 from pulsetrain.analytics.machines.job_hardware import JobHardware
+from pulsetrain.analytics.slowness import stepless
 from pulsetrain.analytics.slowness.device_peaks import Peak
 from pulsetrain.analytics.slowness.recent_timings import RecentTimings
 from pulsetrain.analytics.slowness.recent_transfers import RecentTransfers
@@ -29,6 +30,7 @@ from pulsetrain.stream.queries.storage import stored_step
 
 FORGET_NS = 120_000_000_000  # a job that was not asked about for so long has ended
 YOUNG_NS = 30_000_000_000  # for so long after the first look, rows of a new attempt may be on their way
+RECENT_NS = 600_000_000_000  # operations of jobs without steps are looked for in so much time
 SMALL_RANKS = 1024  # up to so many, more threads cost a query more than they save
 ANALYZE = "analyze"  # says that there is no step at all
 RANK_ANALYZERS = frozenset({"straggler"})
@@ -67,6 +69,8 @@ class _Held:
     """How often anything new was found."""
     judged: dict[Group, int] = field(default_factory=dict)
     """The version that each group of analyzers saw last."""
+    newest: stepless.Newest | None = None
+    """Operations of a job without steps, as of the last look."""
     versions: Versions | None = None
     """Of what the timings are read from, before they were read last."""
 
@@ -175,7 +179,8 @@ class StoreRecords:
         if timings is None:
             blind = Inconclusive(analyzer=ANALYZE, reason="no step on record yet", blind=True)
             nothing = _patient(blind, held, now_ns)
-            return {group: [nothing] if group == "ranks" else [] for group in groups}
+            of_ranks = self._without_steps(store, held, nothing, now_ns) if "ranks" in groups else None
+            return {group: of_ranks if group == "ranks" else [] for group in groups}
         held.version += held.timings.changed
         if held.reloads != held.timings.reloads:
             held.hardware = JobHardware.read(store, held.timings.newest)
@@ -190,6 +195,22 @@ class StoreRecords:
             new = seen != held.version
             said[group] = analyze_recent(store, recent, self._analyzers[group]) if new else None
         return said
+
+    def _without_steps(
+        self, store: Queryable, held: _Held, nothing: Verdict, now_ns: int
+    ) -> list[Verdict] | None:
+        """Who is slow by rounds of collectives, beside `nothing`, which says that other analyzers are blind.
+
+        None where no operation has come since the last look.
+        """
+        job, attempt = held.timings.job, held.timings.attempt
+        newest = stepless.newest(store, job, attempt, now_ns - RECENT_NS)
+        if newest is None:
+            return [nothing]
+        if newest == held.newest:
+            return None
+        held.newest = newest
+        return [nothing, *stepless.analyze(newest, store, job, attempt, now_ns=now_ns)]
 
     def _cheapest(self, job: str) -> Queryable:
         """The store, as queries about this job cost least."""

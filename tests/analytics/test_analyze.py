@@ -17,6 +17,7 @@ from pulsetrain.records.arrow import arrow_schema
 from pulsetrain.records.schema import RECORDS
 from pulsetrain.stream.store.clickhouse import open_store
 from tests.analytics.fleet import fleet
+from tests.analytics.slowness.collectives_of import MS, Job, ddp, slow
 
 pytestmark = pytest.mark.integration
 DAY = 1_790_000_000 * 10**9
@@ -142,3 +143,36 @@ def test_the_command_prints_rows_of_findings(store, store_url):
     rows = json.loads(run.output)
     assert all(set(row) == set(RECORDS["findings"].names) for row in rows)
     assert ("straggler", "n2") in [(row["kind"], row["subject"]) for row in rows]
+
+
+def insert_operations(store, job, operations, **more):
+    """Operations of a simulated job as spans of step 0, as ranks write them that name no steps."""
+    start, end = (operations[name].to_numpy() for name in ("start_ns", "end_ns"))
+    columns = {name: np.array(operations[name].to_pylist()) for name in operations.column_names}
+    columns |= {"start": start, "duration_ns": end - start, "job": job, "attempt": 1} | more
+    store.insert("spans", table("spans", len(start), **columns), token=f"{job}-{columns['phase'][0]}")
+
+
+def test_a_job_that_names_no_steps_is_looked_at_by_its_collectives(store):
+    operations = ddp(Job(factor=slow(2, 1.4, since=80)), 160).table()
+    insert_operations(store, "stepless", operations, category="communication")
+    begin = int(operations["start_ns"].to_numpy().min()) + np.arange(80) * 250 * MS
+    marks = pa.table(
+        {
+            "rank": np.repeat(np.arange(4), 80),
+            "node": np.repeat(["n0", "n0", "n1", "n1"], 80),
+            "phase": ["cpu_wait"] * 320,
+            "start_ns": np.tile(begin, 4),
+            "end_ns": np.tile(begin, 4),
+        }
+    )
+    insert_operations(store, "stepless", marks, category="other")
+    blind, finding = analyze(store, "stepless", now_ns=DAY)
+    assert isinstance(blind, Inconclusive)
+    assert blind.blind
+    assert (finding.kind, finding.subject, finding.attempt) == ("straggler", "2", 1)
+    assert analyze(store, "stepless", attempt=1, now_ns=DAY, scan=True)[1:] == [finding]
+    with pytest.raises(UsageError):
+        analyze(store, "stepless", StepRange(since=5), now_ns=DAY)
+    (old,) = analyze(store, "stepless", attempt=0, now_ns=DAY)
+    assert old.blind

@@ -8,7 +8,9 @@ from pulsetrain.analytics.incidents.alerts import AlertBook
 from pulsetrain.analytics.verdict import Inconclusive
 from pulsetrain.hub.stored_records import YOUNG_NS, StoreRecords
 from tests.analytics.fleet import fleet
+from tests.analytics.slowness.collectives_of import BEGAN_NS, Job, ddp, slow
 from tests.analytics.slowness.test_recent_timings import GrowingStore, whole_steps
+from tests.analytics.slowness.test_stepless import Store as CollectivesStore
 
 
 class Store:
@@ -52,6 +54,17 @@ def test_nobody_is_told_that_a_new_attempt_has_no_rows_yet(tmp_path):
                 assert book.tick(now_ns) == []
     assert book.list() == []
     book.close()
+
+
+def test_a_slow_rank_of_a_job_without_steps_is_named_by_its_collectives():
+    """The same operations again confirm nothing."""
+    store = CollectivesStore(ddp(Job(factor=slow(2, 1.4)), 160))
+    records = StoreRecords(store)
+    said = records.look("j", 0, BEGAN_NS, ("ranks", "steps"))
+    blind, finding = said["ranks"]
+    assert (blind.analyzer, finding.kind, finding.subject) == ("analyze", "straggler", "2")
+    assert said["steps"] == []
+    assert records.look("j", 0, BEGAN_NS + 10**9, ("ranks", "steps")) == {"ranks": None, "steps": []}
 
 
 def test_each_analyzer_is_of_one_group():
