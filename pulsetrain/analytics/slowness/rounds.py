@@ -185,6 +185,19 @@ def _covered(begin: Floats, end: Floats, cuts: Cuts) -> Floats:
     return np.asarray(np.diff(np.interp(cuts.of_time, times, total))[::2])
 
 
+def told(operations: Operations, losses: pa.Table, cuts: Cuts) -> Cuts:
+    """The rounds since every rank has told its losses, of those that ever do. Before, they are not known."""
+    rank, start = (losses[name].to_numpy().astype(np.int64) for name in ("rank", "start_ns"))
+    order = np.lexsort((start, rank))
+    ranks, first = np.unique(rank[order], return_index=True)
+    since = [
+        float(operations.on_clock(start[order[at : at + 1]], operations.node_of.get(number, ""))[0])
+        for number, at in zip(ranks.tolist(), first.tolist(), strict=True)
+    ]
+    kept = cuts.begin_ns >= max((at for at in since if np.isfinite(at)), default=-np.inf)
+    return Cuts(number=cuts.number[kept], begin_ns=cuts.begin_ns[kept], end_ns=cuts.end_ns[kept])
+
+
 def losses_of(operations: Operations, table: pa.Table, cuts: Cuts, ranks: Ints) -> dict[str, Floats]:
     """`cpu_wait` and `off_cpu` of each round of each rank, from `analysis.processor_losses`. NaN: not told.
 

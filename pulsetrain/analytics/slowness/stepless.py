@@ -23,6 +23,7 @@ WINDOW_S, LONGEST_S = 30, 120  # of operations. The longer one for jobs whose ro
 ENOUGH = 64  # rounds, from which no longer window is read
 ORDER_ROUNDS = 8  # from which the order of a pipeline is read
 LEAST_SHARE = 0.1  # of a round, from which own time tells who is slow
+FEW = "too few rounds are over yet"
 STAND_FOR = "the job names no steps, and rounds of its collectives stand for them"
 NO_TIME = "how long ranks stand still for their collectives is not known, as where devices wait for them"
 ROOTED = "nearly all own time ends with a broadcast or alike, before which one rank may do what no other does"
@@ -117,15 +118,13 @@ def rounds_from(
     cuts = rounds.cut(operations)
     if isinstance(cuts, str):
         return cuts
+    cuts = rounds.told(operations, losses, cuts)
     ranks = np.unique(operations.rank)
     parts = rounds.parts_of(operations, cuts, ranks)
-    compute, duration = parts["compute"], parts["duration_ns"]
-    unknown = "" if np.isfinite(compute).any() else NO_TIME
-    if not unknown and np.nanmedian(compute / duration) < LEAST_SHARE:
-        rooted = np.nanmedian(parts["data"] / duration) > np.nanmedian(compute / duration)
-        return ROOTED if rooted else "ranks stand still in their collectives for nearly all of the time"
-    if losses.num_rows:
-        parts |= rounds.losses_of(operations, losses, cuts, ranks)
+    reason = _little_own(parts) if len(cuts.number) else FEW
+    if reason:
+        return reason
+    parts |= rounds.losses_of(operations, losses, cuts, ranks)
     builder = TimingsBuilder(cuts.number, ranks)
     builder.pipeline = "recv" in operations.phases
     if builder.pipeline:
@@ -134,20 +133,30 @@ def rounds_from(
     nodes = pa.table({"rank": ranks, "node": [operations.node_of[r] for r in ranks.tolist()]})
     first = int(cuts.number[0]) - WARM_STEPS
     timings = builder.timings(nodes, topology, job=job, attempt=attempt, first_step=first, now_ns=now_ns)
-    ends_ns = operations.origin_ns + cuts.end_ns.astype(np.int64)
-    timings = replace(
-        timings,
-        round_ends_ns=ends_ns[np.isin(cuts.number, timings.steps)],
-        unknown=timings.unknown or unknown,
-        pieces=None,
-    )
     if builder.pipeline and len(timings.cohorts) == len(ranks) and builder.order is None:
         return NO_ORDER if np.isfinite(operations.end_ns).all() else NO_CLOCK
     other = rounds.unlike(operations, cuts, ranks, timings.cohorts)
     if other:
         return other
+    timings = replace(
+        timings,
+        round_ends_ns=operations.origin_ns + cuts.end_ns.astype(np.int64),
+        unknown=timings.unknown or ("" if np.isfinite(parts["compute"]).any() else NO_TIME),
+        pieces=None,
+    )
     latest = rounds.last_collectives(operations, table, cuts)
     return Rounds(timings=timings, arrivals=arrivals.arrivals_from(latest))
+
+
+def _little_own(parts: dict[str, rounds.Floats]) -> str:
+    """Why the own time that is left tells nothing. "" for none."""
+    shares = [parts[name] / parts["duration_ns"] for name in ("compute", "data")]
+    if not np.isfinite(shares[0]).any():
+        return ""
+    own, data = (float(np.nanmedian(share)) for share in shares)
+    if own >= LEAST_SHARE:
+        return ""
+    return ROOTED if data > own else "ranks stand still in their collectives for nearly all of the time"
 
 
 def _as_table(numbers: rounds.Ints, ranks: rounds.Ints, parts: dict[str, rounds.Floats]) -> pa.Table:

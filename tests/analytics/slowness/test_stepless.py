@@ -220,6 +220,16 @@ def test_ranks_that_queue_for_processors_are_compared_net_of_it():
     assert not named(said_of(job, told))
 
 
+def test_rounds_before_losses_were_told_are_left_out():
+    """Otherwise a rank that always queues would seem to have begun to."""
+    job = ddp(Job(), 200)
+    every = losses(int(job.at.max() / 1e9), lambda rank, at: {})
+    late = every.filter(pa.array(every["start_ns"].to_numpy() > BEGAN_NS + 14e9))
+    whole, rest = (said_of(job, told)[0].numbers["steps"] for told in (every, late))
+    assert 0.4 * whole < rest < 0.5 * whole
+    assert "16 are needed" in reason(said_of(job, late.slice(late.num_rows - 1)))
+
+
 class Store:
     """Answers as a store that holds the operations of one job."""
 
