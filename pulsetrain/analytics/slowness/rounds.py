@@ -142,6 +142,7 @@ def parts_of(operations: Operations, cuts: Cuts, ranks: Ints) -> dict[str, Float
     parts = {name: np.full(shape, np.nan) for name in names}
     length = cuts.end_ns - cuts.begin_ns
     routed = np.array([name == UNEVEN for name in operations.phases])[operations.phase]
+    rooted = operations.rooted
     for column, rank in enumerate(ranks.tolist()):
         mine = operations.of(rank)
         start, end, blocked = (
@@ -158,9 +159,8 @@ def parts_of(operations: Operations, cuts: Cuts, ranks: Ints) -> dict[str, Float
         if (blocked < 0).any():
             continue
         wait = _covered(end - blocked, end, cuts)
-        rooted = operations.rooted[mine]
         before = np.append(-np.inf, np.maximum.accumulate(np.where(blocked > 0, end, -np.inf)))[:-1]
-        told = rooted & np.isfinite(before)
+        told = rooted[mine] & np.isfinite(before)
         busy = _covered(
             np.append(end - blocked, np.minimum(before, start)[told]), np.append(end, start[told]), cuts
         )
@@ -198,26 +198,29 @@ def told(operations: Operations, losses: pa.Table, cuts: Cuts) -> Cuts:
     return Cuts(number=cuts.number[kept], begin_ns=cuts.begin_ns[kept], end_ns=cuts.end_ns[kept])
 
 
-def losses_of(operations: Operations, table: pa.Table, cuts: Cuts, ranks: Ints) -> dict[str, Floats]:
+def losses_of(operations: Operations, losses: pa.Table, cuts: Cuts, ranks: Ints) -> dict[str, Floats]:
     """`cpu_wait` and `off_cpu` of each round of each rank, from `analysis.processor_losses`. NaN: not told.
 
     What was lost between two times is shared out evenly over the time between them.
     """
     result = {name: np.full((len(cuts.number), len(ranks)), np.nan) for name in ("cpu_wait", "off_cpu")}
-    rank, start, lost = (table[name].to_numpy().astype(np.int64) for name in ("rank", "start_ns", "lost_ns"))
-    queued = np.array([name == "cpu_wait" for name in table["phase"].to_pylist()], np.bool_)
-    for column, number in enumerate(ranks.tolist()):
-        mine = rank == number
-        began = np.unique(start[mine & queued])
+    rank, start, lost = (losses[name].to_numpy().astype(np.int64) for name in ("rank", "start_ns", "lost_ns"))
+    queued = np.array([name == "cpu_wait" for name in losses["phase"].to_pylist()], np.bool_)
+    order = np.argsort(rank, kind="stable")
+    edges = np.searchsorted(rank[order], [ranks, ranks + 1])
+    for column, (first, end) in enumerate(edges.T.tolist()):
+        rows = order[first:end]
+        began = np.unique(start[rows[queued[rows]]])
         if len(began) < 2:
             continue
-        end = began[-1] + min(int(np.median(np.diff(began))), int(LAST_NS))
-        knots = operations.on_clock(np.append(began, [end, end + int(LAST_NS)]), operations.node_of[number])
-        for name, of_name in (("cpu_wait", queued), ("off_cpu", ~queued)):
-            chosen = mine & of_name & (start >= began[0])
+        over = began[-1] + min(int(np.median(np.diff(began))), int(LAST_NS))
+        times = np.append(began, [over, over + int(LAST_NS)])
+        knots = operations.on_clock(times, operations.node_of[int(ranks[column])])
+        for name, of_name in (("cpu_wait", queued[rows]), ("off_cpu", ~queued[rows])):
+            chosen = rows[of_name & (start[rows] >= began[0])]
             place = np.searchsorted(began, start[chosen], side="right") - 1
             each = np.bincount(place, lost[chosen], len(began))
-            rate = each[-1] / max(1, end - began[-1])
+            rate = each[-1] / max(1, over - began[-1])
             total = np.concatenate([[0.0], np.cumsum(np.append(each, rate * LAST_NS))])
             result[name][:, column] = np.diff(np.interp(cuts.of_time, knots, total))[::2]
     return result
