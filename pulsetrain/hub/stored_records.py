@@ -30,7 +30,7 @@ from pulsetrain.stream.queries.storage import stored_step
 
 FORGET_NS = 120_000_000_000  # a job that was not asked about for so long has ended
 YOUNG_NS = 30_000_000_000  # for so long after the first look, rows of a new attempt may be on their way
-RECENT_NS = 600_000_000_000  # operations of jobs without steps are looked for in so much time
+RECENT_NS = 200_000_000_000  # operations of jobs without steps are looked for in so much time
 SMALL_RANKS = 1024  # up to so many, more threads cost a query more than they save
 ANALYZE = "analyze"  # says that there is no step at all
 RANK_ANALYZERS = frozenset({"straggler"})

@@ -212,7 +212,7 @@ def _severity(timings: Timings, suspect: Suspect, processor_wait: float, config:
         return "info"
     if (ratio < processor_wait and not suspect.cause) or ratio < config.warning_ratio:
         return "info"
-    return "critical" if ratio >= config.critical_ratio and not len(timings.round_ends_ns) else "warning"
+    return "critical" if ratio >= config.critical_ratio and not timings.rounds else "warning"
 
 
 def _finding(
@@ -230,9 +230,12 @@ def _finding(
     where = f" on {node}" if node and suspect.subject_type == "rank" else ""
     who = f"{suspect.subject_type.capitalize()} {suspect.subject}{where}"
     whose = "its own past" if suspect.by_history else "its cohort"
-    slower = _CAUSES.get(suspect.cause, "computes {ratio:.0%} slower than " + whose).format(
-        ratio=suspect.ratio
+    how = (
+        "is {ratio:.0%} slower in its own work than "
+        if timings.rounds
+        else "computes {ratio:.0%} slower than "
     )
+    slower = _CAUSES.get(suspect.cause, how + whose).format(ratio=suspect.ratio)
     return timings.finding(
         "straggler",
         suspect.subject_type,
@@ -241,7 +244,7 @@ def _finding(
         confidence=_confidence(timings, suspect, waits_least=waits_least, arrives_late=agrees(arrival)),
         summary=f"{who} {slower} {_when(timings, since)}.",
         evidence={
-            "query": "analysis.operations" if len(timings.round_ends_ns) else "analysis.step_parts",
+            "query": "analysis.operations" if timings.rounds else "analysis.step_parts",
             "ratio": round(1 + suspect.ratio, 4),
             "ranks": timings.ranks[columns].tolist(),
             "nodes": sorted({timings.node_of(c) for c in columns}),
@@ -263,7 +266,7 @@ def _finding(
 
 def _when(timings: Timings, since: int) -> str:
     """Since when, in words."""
-    if not len(timings.round_ends_ns):
+    if not timings.rounds:
         return f"since step {since}"
     first = int(np.flatnonzero(timings.steps == since)[0])
     longest = float(np.nanmax(timings.numbers["duration_ns"][first]))
@@ -273,7 +276,7 @@ def _when(timings: Timings, since: int) -> str:
 
 def _extent(timings: Timings, first: int, last: int, window: int) -> dict[str, object]:
     """First and last step for the evidence, or rounds that stand for them."""
-    if not len(timings.round_ends_ns):
+    if not timings.rounds:
         return {"first_step": first, "last_step": last, "window_steps": window}
     return {"rounds": True, "first_round": first, "last_round": last, "window_rounds": window}
 

@@ -82,6 +82,11 @@ class Timings:
     models: NDArray[np.str_] = field(default_factory=lambda: np.zeros(0, np.str_))
     round_ends_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
+    @property
+    def rounds(self) -> bool:
+        """Whether rounds of collectives stand for steps. Loading is part of their compute."""
+        return bool(len(self.round_ends_ns))
+
     @cached_property
     def usable(self) -> NDArray[np.bool_]:
         """Steps that are no warm-up and in which no rank checkpoints or evaluates for a tenth of the step."""
