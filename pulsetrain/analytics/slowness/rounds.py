@@ -201,7 +201,8 @@ def told(operations: Operations, losses: pa.Table, cuts: Cuts) -> Cuts:
 def losses_of(operations: Operations, losses: pa.Table, cuts: Cuts, ranks: Ints) -> dict[str, Floats]:
     """`cpu_wait` and `off_cpu` of each round of each rank, from `analysis.processor_losses`. NaN: not told.
 
-    What was lost between two times is shared out evenly over the time between them.
+    What was lost between two times is shared out evenly over the time between them. Where a rank has told
+    nothing, that of the others does not count: a rank whose time is not net of waits would seem slow.
     """
     result = {name: np.full((len(cuts.number), len(ranks)), np.nan) for name in ("cpu_wait", "off_cpu")}
     rank, start, lost = (losses[name].to_numpy().astype(np.int64) for name in ("rank", "start_ns", "lost_ns"))
@@ -223,7 +224,8 @@ def losses_of(operations: Operations, losses: pa.Table, cuts: Cuts, ranks: Ints)
             rate = each[-1] / max(1, over - began[-1])
             total = np.concatenate([[0.0], np.cumsum(np.append(each, rate * LAST_NS))])
             result[name][:, column] = np.diff(np.interp(cuts.of_time, knots, total))[::2]
-    return result
+    all_tell = all(np.isfinite(part).any(axis=0).all() for part in result.values())
+    return result if all_tell else {name: np.full_like(part, np.nan) for name, part in result.items()}
 
 
 def heard_first(operations: Operations, cuts: Cuts, newest: int) -> dict[int, int]:
@@ -247,23 +249,36 @@ def heard_first(operations: Operations, cuts: Cuts, newest: int) -> dict[int, in
 def unlike(operations: Operations, cuts: Cuts, ranks: Ints, cohorts: list[Ints]) -> str:
     """Which ranks of a cohort have other operations than the rest, so that their work may differ. "": none.
 
-    `ranks` have the columns of `cohorts`. What lies at the ends of all rounds may be off by a round.
+    `ranks` have the columns of `cohorts`. They are compared in the time from which all have operations. Those
+    that have none in a half of it are left out. At its ends the operations of a round may be missing.
     """
-    inside = (operations.end_ns > cuts.begin_ns[0]) & (operations.end_ns <= cuts.end_ns[-1])
-    rounds = (cuts.end_ns[-1] - cuts.begin_ns[0]) / float(np.median(cuts.end_ns - cuts.begin_ns))
+    begin, end, there = _shared_time(operations, cuts, ranks)
+    inside = (operations.end_ns > begin) & (operations.end_ns <= end)
+    rounds = max(1.0, (end - begin) / float(np.median(cuts.end_ns - cuts.begin_ns)))
     even = np.array([name != UNEVEN for name in operations.phases])[operations.phase]
     shapes, column = int(operations.shape.max()) + 1, np.searchsorted(ranks, operations.rank)
+    cell = column[inside] * shapes + operations.shape[inside]
     for weights, alike in ((np.ones(len(inside)), ALIKE), (operations.bytes * even, ALIKE_BYTES)):
-        cell = column[inside] * shapes + operations.shape[inside]
         each = np.bincount(cell, weights[inside], len(ranks) * shapes).reshape(len(ranks), shapes)
-        for cohort in cohorts:
-            usual = np.median(each[cohort], axis=0)
-            off = np.abs(each[cohort] - usual) > alike * usual + np.maximum(usual / rounds, 1.0)
-            who = ranks[cohort[off.any(axis=1)]]
+        for columns in (cohort[there[cohort]] for cohort in cohorts):
+            usual = np.median(each[columns], axis=0) if len(columns) else each[:0]
+            off = np.abs(each[columns] - usual) > alike * usual + np.maximum(usual / rounds, 1.0)
+            who = ranks[columns[off.any(axis=1)]]
             if len(who):
                 verb = "do" if len(who) > 1 else "does"
                 return f"{_who(who)} {verb} not communicate as often or as much as the others: other work"
     return ""
+
+
+def _shared_time(operations: Operations, cuts: Cuts, ranks: Ints) -> tuple[float, float, NDArray[np.bool_]]:
+    """From when to when all ranks have operations, of those with some in both halves. Which these are."""
+    edges = np.searchsorted(operations.rank, np.append(ranks, ranks[-1] + 1))
+    first = np.minimum.reduceat(operations.end_ns, edges[:-1])
+    last = np.maximum.reduceat(operations.end_ns, edges[:-1])
+    begin, end = float(cuts.begin_ns[0]), float(cuts.end_ns[-1])
+    there = (first < (begin + end) / 2) & (last > (begin + end) / 2)
+    begin = max(begin, float(first[there].max(initial=begin)))
+    return begin, min(end, float(last[there].min(initial=end))), there
 
 
 def _who(ranks: Ints) -> str:

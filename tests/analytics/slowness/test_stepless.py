@@ -221,6 +221,12 @@ def test_ranks_that_queue_for_processors_are_compared_net_of_it():
     assert not named(said_of(job, told))
 
 
+def test_a_rank_that_cannot_tell_its_losses_is_not_slow_for_it():
+    job = ddp(Job(), 200)
+    told = losses(int(job.at.max() / 1e9), lambda rank, at: {"cpu_wait": 0.2})
+    assert isinstance(said_of(job, told.filter(pa.array(told["rank"].to_numpy() != 1)))[0], Healthy)
+
+
 def test_rounds_before_losses_were_told_are_left_out():
     """Otherwise a rank that always queues would seem to have begun to."""
     job = ddp(Job(), 200)
@@ -229,6 +235,17 @@ def test_rounds_before_losses_were_told_are_left_out():
     whole, rest = (said_of(job, told)[0].numbers["steps"] for told in (every, late))
     assert 0.4 * whole < rest < 0.5 * whole
     assert "16 are needed" in reason(said_of(job, late.slice(late.num_rows - 1)))
+
+
+def test_rows_of_a_node_that_come_later_are_no_other_work():
+    """Those of its last two seconds are not stored yet."""
+    table = ddp(Job(factor=slow(1, 1.3)), 120).table()
+    end = table["start_ns"].to_numpy().max()
+    late = (table["rank"].to_numpy() > 1) & (table["start_ns"].to_numpy() > end - 2e9)
+    found = stepless.rounds_from(
+        table.filter(pa.array(~late)), NO_LOSSES, NOBODY, job="j", attempt=0, now_ns=0
+    )
+    assert named(stepless.verdicts(found)) == {"1"}
 
 
 class Store:
