@@ -86,6 +86,39 @@ def align(collective: Ints, node: Ints, end_ns: Floats) -> dict[int, Clock]:
     return clocks
 
 
+def align_by_transfers(
+    clocks: Mapping[int, Clock], sender: Ints, receiver: Ints, took_ns: Floats
+) -> dict[int, Clock]:
+    """`clocks` and those of more nodes, from transfers: from node to node, and how long by their clocks.
+
+    No transfer arrives before it was sent. So the quickest ones each way say between which bounds a
+    difference lies, as in NTP. The error is half of what is between them: far more than that of collectives.
+    Drift is not seen. A node that does not both send to a known one and receive from it is left out.
+
+    >>> there, back = np.array([0, 1]), np.array([1, 0])
+    >>> align_by_transfers({0: REFERENCE}, there, back, np.array([7e6, -3e6]))[1].offset_ns
+    5000000.0
+    """
+    found = dict(clocks)
+    pairs, place = np.unique(np.stack([sender, receiver]), axis=1, return_inverse=True)
+    least = np.full(pairs.shape[1], np.inf)
+    np.minimum.at(least, place.reshape(-1), took_ns)
+    quickest = dict(zip(map(tuple, pairs.T.tolist()), least.tolist(), strict=True))
+    waiting = deque(sorted(found))
+    while waiting:
+        known = waiting.popleft()
+        for (source, node), most in quickest.items():
+            back = quickest.get((node, source))
+            if source != known or node in found or back is None or most < -back:
+                continue
+            beside = Clock(
+                at_ns=0.0, offset_ns=(most - back) / 2, drift=0.0, error_ns=max(FLOOR_NS, (most + back) / 2)
+            )
+            found[node] = _chain(beside, found[known])
+            waiting.append(node)
+    return found
+
+
 def on_one_clock(times_ns: Floats, node: Ints, clocks: Mapping[int, Clock]) -> tuple[Floats, Floats]:
     """Times on the reference's clock and their error. NaN on a node that cannot be compared."""
     at_ns, offset_ns, drift, error_ns = (np.full(int(node.max()) + 1, np.nan) for _ in range(4))

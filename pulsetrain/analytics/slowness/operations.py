@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pulsetrain.analytics.slowness.clocks import Clock, align, on_one_clock
+from pulsetrain.analytics.slowness.clocks import REFERENCE, Clock, align, align_by_transfers, on_one_clock
 from pulsetrain.records.arrow import number_array, sorted_codes
 
 Ints = NDArray[np.int64]
@@ -86,7 +86,12 @@ def operations_of(table: pa.Table) -> Operations:
     origin = int(numbers["start_ns"].min())  # keeps nanoseconds exact in floating point
     collective = np.where(together, _numbered(group, numbers["seq"]), -1)
     ended = (numbers["end_ns"] - origin).astype(np.float64)
-    clocks = align(collective[together], node[together], ended[together]) or {int(node.min()): _ONLY}
+    clocks = align(collective[together], node[together], ended[together]) or {int(node.min()): REFERENCE}
+    if len(clocks) < len(nodes):
+        sends = phase == (phases.index("send") if "send" in phases else -1)
+        send, recv = _transfers(group, sends, ~together & ~sends, numbers)
+        took = (numbers["end_ns"][recv] - numbers["start_ns"][send]).astype(np.float64)
+        clocks = align_by_transfers(clocks, node[send], node[recv], took)
     members = np.where(together, _members(group, numbers["rank"], together), 0)
     first = np.unique(numbers["rank"], return_index=True)
     return Operations(
@@ -111,7 +116,16 @@ def operations_of(table: pa.Table) -> Operations:
     )
 
 
-_ONLY = Clock(at_ns=0.0, offset_ns=0.0, drift=0.0, error_ns=0.0)
+def _transfers(
+    group: Ints, sends: NDArray[np.bool_], receives: NDArray[np.bool_], numbers: dict[str, Ints]
+) -> tuple[Ints, Ints]:
+    """The rows of sends, and of the receives on the other side."""
+    source = np.where(sends, numbers["rank"], numbers["peer"])
+    target = np.where(sends, numbers["peer"], numbers["rank"])
+    number = _numbered(group, source, target, numbers["seq"])
+    send, recv = np.flatnonzero(sends), np.flatnonzero(receives)
+    _, i, j = np.intersect1d(number[send], number[recv], return_indices=True)
+    return send[i], recv[j]
 
 
 def _numbered(*columns: NDArray[np.generic]) -> Ints:

@@ -96,12 +96,15 @@ def _read(of: Newest, store: Queryable, job: str, attempt: int, now_ns: int) -> 
 
 
 def verdicts(found: Rounds | str) -> list[Verdict]:
-    """The verdicts on rounds, or that there are none and why."""
+    """The verdicts on rounds, or that there are none and why.
+
+    None of them is blind: that analyzers are, for want of steps, is said once for all of them.
+    """
     if isinstance(found, str):
         return [Inconclusive(analyzer=straggler.NAME, reason=f"{STAND_FOR}: {found}")]
     said = straggler.find(found.timings, arrivals=lambda: found.arrivals)
     return [
-        replace(verdict, reason=f"{STAND_FOR}: {verdict.reason}")
+        replace(verdict, reason=f"{STAND_FOR}: {verdict.reason}", blind=False)
         if isinstance(verdict, Inconclusive)
         else verdict
         for verdict in said

@@ -109,6 +109,21 @@ def test_a_pipeline_without_replicas_is_compared_with_its_past():
     assert clean[0].numbers["alone"] == 4
 
 
+def test_transfers_both_ways_tell_how_far_clocks_of_a_pipeline_are_apart():
+    job = Job(factor=slow(2, 1.5, since=100), clock=(0, 5e9, -3e9, 1e9), per_node=1)
+    assert named(said_of(pipeline(job, 160))) == {"2"}
+    assert isinstance(said_of(pipeline(Job(per_node=1, clock=(0, 5e9, -3e9, 1e9)), 160))[0], Healthy)
+
+
+def test_a_node_that_only_sends_has_a_clock_that_nobody_knows():
+    job = Job(per_node=1)
+    for _ in range(150):
+        job.compute(100)
+        for rank in range(3):
+            job.transfer(rank, rank + 1, 4096)
+    assert "how far clocks are apart" in reason(said_of(job))
+
+
 def test_a_rank_that_loads_for_all_and_broadcasts_is_not_slow():
     job = Job()
     for _ in range(150):
