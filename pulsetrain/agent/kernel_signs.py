@@ -16,7 +16,10 @@ _MORE_OF_AN_SXID = ("Severity ", "Data {")
 
 
 class KernelSigns:
-    """Reads rows of `logs` and notes in `tracker` what they tell, but of `unused` ports."""
+    """Reads rows of `logs` and notes in `tracker` what they tell, but of `unused` ports.
+
+    `shared`: the machine has GPUs of other jobs too, and a line that names no GPU may be of those.
+    """
 
     def __init__(
         self,
@@ -24,9 +27,14 @@ class KernelSigns:
         policies: Policies | None = None,
         now_ns: Callable[[], int] = time.time_ns,
         unused: Collection[str] = (),
+        *,
+        shared: bool = False,
     ) -> None:
         self._tracker, self._now_ns, self._unused = tracker, now_ns, frozenset(unused)
-        self._reader = LineReader(policies or load())
+        policies = policies or load()
+        self._reader = LineReader(policies)
+        of_gpus = {rule.name for rule in policies.rules if rule.kind == "gpu_fault"}
+        self._shared = of_gpus if shared else set()
 
     def observe(self, lines: Columns) -> None:
         """Take in lines in the order in which the kernel wrote them.
@@ -47,4 +55,5 @@ class KernelSigns:
                 code=report.code,
                 text=report.lines[0],
                 grave=report.severity == "critical",
+                shared=not report.device and report.family in self._shared,
             )

@@ -24,8 +24,9 @@ class MachineHealth:
     """What the heartbeat says of the machine. Any thread may call it.
 
     `events` are waited for on a thread of their own, because a driver may hold it. Ranks have `environ`: GPUs
-    that it hides from them are those of other jobs, and nothing is said of them. `unused` are ports that the
-    job leaves alone.
+    that it hides from them are those of other jobs, and nothing is said of them. `complete`: `gpus` are all
+    that this process may use, so an Xid of another address is of another job. `on_bus` are the addresses of
+    all GPUs of the machine. `unused` are ports that the job leaves alone.
     """
 
     def __init__(
@@ -34,13 +35,18 @@ class MachineHealth:
         events: GpuEvents | None = None,
         environ: Mapping[str, str] = MappingProxyType({}),
         unused: Collection[str] = (),
+        *,
+        complete: bool = False,
+        on_bus: Collection[str] = (),
     ) -> None:
         known = list(gpus)
         self.identities: Sequence[GpuIdentity] = tuple(map(identity, known))
         self.usable: Sequence[str] = _usable(known, environ)
         self._addresses = {gpu.uuid: address(gpu.pci) for gpu in self.identities if gpu.pci}
-        self._tracker = SignTracker(_foreign(known, environ), unused=unused)
-        self._kernel = KernelSigns(self._tracker, unused=unused)
+        foreign, ours = _foreign(known, environ), _all_addresses(known) if complete else None
+        self._tracker = SignTracker(foreign, unused=unused, gpus=ours)
+        others = ours is not None and any(address(pci) not in ours for pci in on_bus)
+        self._kernel = KernelSigns(self._tracker, unused=unused, shared=bool(foreign) or others)
         self._events = None if events is None or events.blind else events
         self._thread = LoopThread("gpu_events", self.wait, stale_after_s=STALE_AFTER_S)
 
@@ -95,6 +101,12 @@ def _foreign(gpus: Sequence[Mapping[str, Any]], environ: Mapping[str, str]) -> s
         return set()
     hidden = [gpu for gpu in gpus if not is_visible(int(gpu["index"]), str(gpu["uuid"]), visible)]
     return {str(gpu["uuid"]) for gpu in hidden} | {address(gpu["pci"]) for gpu in hidden if gpu.get("pci")}
+
+
+def _all_addresses(gpus: Sequence[Mapping[str, Any]]) -> set[str] | None:
+    """PCI addresses of some GPUs. None where one has none."""
+    addresses = {address(gpu["pci"]) for gpu in gpus if gpu.get("pci")}
+    return addresses if addresses and len(addresses) == len(gpus) else None
 
 
 def _usable(gpus: Sequence[Mapping[str, Any]], environ: Mapping[str, str]) -> list[str]:

@@ -14,6 +14,7 @@ from pulsetrain.agent.processes.rank import NodeIdentity
 from pulsetrain.agent.traffic_watch import TrafficWatch
 from pulsetrain.collectors.config import CollectorConfig
 from pulsetrain.collectors.machine.gpu import GpuSampler
+from pulsetrain.collectors.machine.gpu_count import gpus_on_bus
 from pulsetrain.collectors.machine.host import HostSampler
 from pulsetrain.collectors.machine.interfaces import InterfaceChoice
 from pulsetrain.collectors.machine.kmsg import KmsgReader
@@ -129,7 +130,11 @@ class HardwareSource:
         samplers = (gpus, RdmaSampler(node=node), NicSampler(node=node, choice=choice), log_reader)
         traffic = TrafficWatch(node, listed=ports)
         unused = unused_ports(environ, (*ports, interface_of(identity.address)))
-        health = MachineHealth(gpus.identities(), gpus.events(), environ, unused)
+        identities = gpus.identities()
+        complete = gpus.complete and len(identities) == gpus.count
+        health = MachineHealth(
+            identities, gpus.events(), environ, unused, complete=complete, on_bus=gpus_on_bus()
+        )
         return cls(samplers, log_reader, period_s, gpus.inventory, gpus.count, traffic, health)
 
     @property

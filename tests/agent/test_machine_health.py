@@ -146,3 +146,39 @@ def test_where_cuda_counts_gpus_in_an_order_of_its_own_all_are_told():
         health = MachineHealth(mixed, environ=environ)
         health.observe(lines(XID))
         assert {sign.kind for sign in health.signs(S)} == seen
+
+
+OF_A_FIFTH = "NVRM: Xid (PCI:0000:9b:00): 79, pid=7, GPU has fallen off the bus."
+NAMES_NO_GPU = "NVRM: nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x6F)"
+
+
+@pytest.mark.parametrize("environ", [{}, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}])
+def test_an_xid_of_a_gpu_that_the_driver_does_not_show_us_is_of_another_job(environ):
+    health = MachineHealth(GPUS, environ=environ, complete=True)
+    health.observe(lines(OF_A_FIFTH))
+    assert health.signs(S) == ()
+    health.observe(lines(XID))
+    assert [(s.kind, s.device) for s in health.signs(S)] == [("xid", "0000:03:00")]
+
+
+def test_where_not_all_our_gpus_answered_any_xid_is_told():
+    health = MachineHealth(GPUS[:3])
+    health.observe(lines(XID))
+    assert [s.device for s in health.signs(S)] == ["0000:03:00"]
+
+
+@pytest.mark.parametrize(
+    ("more_on_bus", "environ", "response"),
+    [
+        ([], {}, "evict_now"),
+        (["0000:9b:00.0"], {}, "cordon"),
+        ([], {"CUDA_VISIBLE_DEVICES": "0,1"}, "cordon"),
+    ],
+)
+def test_a_line_that_names_no_gpu_evicts_nobody_where_others_use_the_machine(more_on_bus, environ, response):
+    on_bus = [gpu["pci"] for gpu in GPUS] + more_on_bus
+    health = MachineHealth(GPUS, environ=environ, complete=True, on_bus=on_bus)
+    health.observe(lines(NAMES_NO_GPU))
+    look = JobLook(job="j", attempt=0, now_ns=S)
+    (finding,) = judge(Machine(node="n", signs=health.signs(S), gpus=health.identities), load_tables(), look)
+    assert finding.evidence["response"] == response

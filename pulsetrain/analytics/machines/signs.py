@@ -23,6 +23,7 @@ from pulsetrain.records.kernel_log import KernelLine
 from pulsetrain.recovery.response import Response
 
 NAME = "hardware"
+_SHARED = "no eviction: the line names no GPU, and other jobs use GPUs of the machine"
 _ORDER = {"info": 0, "warning": 1, "critical": 2}
 
 
@@ -126,6 +127,8 @@ def _kernel(
         _, sign = by_report[_key(report)]
         finding = hardware.finding_of(report, uuids, machine.node, look.job, tables.policies)
         choice = tables.responses.choose(_case(report, finding, sign, tables))
+        if sign.shared and choice.response.evicts:
+            choice = replace(choice, response=Response.CORDON, source=f"{choice.source}; {_SHARED}")
         yield _with_response(replace(finding, attempt=look.attempt), choice, machine.node, sign)
 
 

@@ -109,6 +109,7 @@ class GpuSampler:
         self._unsupported: set[tuple[str, str]] = set()
         self._devices: list[tuple[str, Any]] = []
         self._lost: list[str] = []  # when this began
+        self._unread = 0  # GPUs that may be ours, of which the driver said nothing when this began
         self.failed_reads = 0
         self.blind = self._open()
         self._activity = GpuActivity(self._nvml)
@@ -135,8 +136,11 @@ class GpuSampler:
             self._devices.append((_text(self._nvml.nvmlDeviceGetUUID(handle)), handle))
         except _error(self._nvml, "NVMLError_GpuIsLost"):
             self._lost.append(f"GPU {index}")
+        except _error(self._nvml, "NVMLError_NoPermission"):
+            self.failed_reads += 1  # it is another job's
         except self._nvml.NVMLError:
             self.failed_reads += 1
+            self._unread += 1
 
     def identities(self) -> list[dict[str, Any]]:
         """Return index, UUID, PCI address and model of each GPU that answers.
@@ -191,6 +195,11 @@ class GpuSampler:
     def events(self) -> GpuEvents:
         """The Xids of these GPUs."""
         return GpuEvents(self._nvml, self._devices)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every GPU that this process may use had a UUID when this began."""
+        return bool(self._devices) and not self._lost and not self._unread
 
     @property
     def count(self) -> int:

@@ -86,6 +86,7 @@ class _Sign:
     count: int = 0
     text: str = ""
     grave: bool = False
+    shared: bool = False
     times_ns: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_TIMES))
     told: Counter[str] = field(default_factory=Counter)
 
@@ -109,6 +110,7 @@ class _Sign:
             count=self.count,
             times_ns=tuple(self.times_ns),
             text=self.text,
+            shared=self.shared,
         )
 
 
@@ -127,8 +129,10 @@ class _Device:
 class SignTracker:
     """The signs of one machine. Any thread may call it.
 
-    `foreign` are devices that others use: UUIDs and PCI addresses of GPUs. Nothing is told of them. `unused`
-    are ports that the job leaves alone. That they went down is a sign of its own, which asks for nothing.
+    `foreign` are devices that others use: UUIDs and PCI addresses of GPUs. Nothing is told of them. `gpus`
+    are the PCI addresses of all GPUs that this process may use: Xids of others are not told. None: not
+    known. `unused` are ports that the job leaves alone. That they went down is a sign of its own, which asks
+    for nothing.
     """
 
     def __init__(
@@ -136,9 +140,11 @@ class SignTracker:
         foreign: Collection[str] = (),
         *,
         unused: Collection[str] = (),
+        gpus: Collection[str] | None = None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._foreign, self._unused, self._clock_s = frozenset(foreign), frozenset(unused), clock_s
+        self._gpus = None if gpus is None else frozenset(gpus)
         self._gpus_seen_s = 0.0
         self._lock = threading.Lock()
         self._signs: dict[tuple[str, str, int], _Sign] = {}
@@ -156,23 +162,35 @@ class SignTracker:
         count: int = 1,
         text: str = "",
         grave: bool = False,
+        shared: bool = False,
     ) -> None:
         """Something happened `count` times. What driver and kernel's log both tell counts once.
 
         `grave`: the text says that it was fatal. One that does not say so does not replace that text.
+        `shared`: it may be of a GPU that another job uses.
         """
         with self._lock:
-            self._happened(kind, device, now_ns, code, count, text, grave=grave)
+            self._happened(kind, device, now_ns, code, count, text, grave=grave, shared=shared)
 
     def _happened(
-        self, kind: str, device: str, now_ns: int, code: int, count: int, text: str, *, grave: bool = False
+        self,
+        kind: str,
+        device: str,
+        now_ns: int,
+        code: int,
+        count: int,
+        text: str,
+        *,
+        grave: bool = False,
+        shared: bool = False,
     ) -> None:
-        if device in self._foreign:
+        if device in self._foreign or (kind == "xid" and self._is_of_another_job(device)):
             return
         key = (kind, device, code)
         sign = self._signs.get(key)
         if sign is None:
             sign = self._signs[key] = _Sign(kind, device, code, now_ns, now_ns, held=False)
+            sign.shared = shared
             self._go_on(sign, [t for t in self._earlier.pop(key, ()) if now_ns - t <= COUNTED_NS])
         if text and (grave or not sign.grave):
             sign.text, sign.grave = text, grave
@@ -185,6 +203,10 @@ class SignTracker:
             sign.times_ns.extend([now_ns] * min(count, MOST_TIMES))
         elif not sign.times_ns or now_ns - sign.times_ns[-1] >= apart_ns:
             sign.times_ns.append(now_ns)
+
+    def _is_of_another_job(self, gpu: str) -> bool:
+        """Whether a GPU is known to be one that this process may not use. It may be named by its UUID."""
+        return self._gpus is not None and ":" in gpu and gpu not in self._gpus
 
     def _go_on(self, sign: _Sign, earlier_ns: Sequence[int]) -> None:
         """Count what happened in the last day as well."""
