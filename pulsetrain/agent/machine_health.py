@@ -8,6 +8,7 @@ from typing import Any
 
 from pulsetrain.agent.kernel_signs import KernelSigns
 from pulsetrain.analytics.machines.hardware import address
+from pulsetrain.collectors.machine.gpu import name_of_lost
 from pulsetrain.collectors.machine.gpu_events import GpuEvents
 from pulsetrain.collectors.machine.gpu_settings import is_visible
 from pulsetrain.collectors.machine.signs import SignTracker
@@ -26,7 +27,8 @@ class MachineHealth:
     `events` are waited for on a thread of their own, because a driver may hold it. Ranks have `environ`: GPUs
     that it hides from them are those of other jobs, and nothing is said of them. `complete`: `gpus` are all
     that this process may use, so an Xid of another address is of another job. `on_bus` are the addresses of
-    all GPUs of the machine. `unused` are ports that the job leaves alone.
+    all GPUs of the machine. `lost` are the driver's indices of GPUs that had no UUID any more. `unused`
+    are ports that the job leaves alone.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class MachineHealth:
         environ: Mapping[str, str] = MappingProxyType({}),
         unused: Collection[str] = (),
         *,
+        lost: Collection[int] = (),
         complete: bool = False,
         on_bus: Collection[str] = (),
     ) -> None:
@@ -43,7 +46,8 @@ class MachineHealth:
         self.identities: Sequence[GpuIdentity] = tuple(map(identity, known))
         self.usable: Sequence[str] = _usable(known, environ)
         self._addresses = {gpu.uuid: address(gpu.pci) for gpu in self.identities if gpu.pci}
-        foreign, ours = _foreign(known, environ), _all_addresses(known) if complete else None
+        foreign = _foreign(known, environ) | _foreign_lost(known, lost, environ)
+        ours = _all_addresses(known) if complete else None
         self._tracker = SignTracker(foreign, unused=unused, gpus=ours)
         others = ours is not None and any(address(pci) not in ours for pci in on_bus)
         self._kernel = KernelSigns(self._tracker, unused=unused, shared=bool(foreign) or others)
@@ -94,13 +98,31 @@ def _foreign(gpus: Sequence[Mapping[str, Any]], environ: Mapping[str, str]) -> s
     CUDA counts GPUs of different models in an order of its own, unless CUDA_DEVICE_ORDER is PCI_BUS_ID. A
     part of a GPU (MIG) is named by a UUID of its own.
     """
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    models = {gpu.get("model") for gpu in gpus}
-    by_bus = len(models) < 2 or environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    if visible is None or "MIG-" in visible or not by_bus:
+    visible = _visible(gpus, environ)
+    if visible is None:
         return set()
     hidden = [gpu for gpu in gpus if not is_visible(int(gpu["index"]), str(gpu["uuid"]), visible)]
     return {str(gpu["uuid"]) for gpu in hidden} | {address(gpu["pci"]) for gpu in hidden if gpu.get("pci")}
+
+
+def _foreign_lost(
+    gpus: Sequence[Mapping[str, Any]], lost: Collection[int], environ: Mapping[str, str]
+) -> set[str]:
+    """What lost GPUs are called that ranks do not see. None where a UUID may be that of a lost one."""
+    visible = _visible(gpus, environ)
+    named = [name.strip() for name in (visible or "").split(",") if name.strip().startswith("GPU-")]
+    unknown = [name for name in named if not any(str(gpu["uuid"]).startswith(name) for gpu in gpus)]
+    if visible is None or unknown:
+        return set()
+    return {name_of_lost(index) for index in lost if not is_visible(index, "", visible)}
+
+
+def _visible(gpus: Sequence[Mapping[str, Any]], environ: Mapping[str, str]) -> str | None:
+    """What CUDA_VISIBLE_DEVICES says, None where it does not tell which of these GPUs it names."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    models = {gpu.get("model") for gpu in gpus}
+    by_bus = len(models) < 2 or environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    return None if visible is None or "MIG-" in visible or not by_bus else visible
 
 
 def _all_addresses(gpus: Sequence[Mapping[str, Any]]) -> set[str] | None:

@@ -133,7 +133,13 @@ class HardwareSource:
         identities = gpus.identities()
         complete = gpus.complete and len(identities) == gpus.count
         health = MachineHealth(
-            identities, gpus.events(), environ, unused, complete=complete, on_bus=gpus_on_bus()
+            identities,
+            gpus.events(),
+            environ,
+            unused,
+            lost=gpus.lost,
+            complete=complete,
+            on_bus=gpus_on_bus(),
         )
         return cls(samplers, log_reader, period_s, gpus.inventory, gpus.count, traffic, health)
 

@@ -182,3 +182,34 @@ def test_a_line_that_names_no_gpu_evicts_nobody_where_others_use_the_machine(mor
     look = JobLook(job="j", attempt=0, now_ns=S)
     (finding,) = judge(Machine(node="n", signs=health.signs(S), gpus=health.identities), load_tables(), look)
     assert finding.evidence["response"] == response
+
+
+@pytest.mark.parametrize(
+    ("visible", "told"),
+    [
+        ("4,5,6,7", False),
+        ("GPU-04,GPU-05", False),
+        ("0,1,2,3", True),
+        ("GPU-01,GPU-02", True),
+        (None, True),
+    ],
+)
+def test_a_gpu_that_was_lost_before_is_told_where_the_job_uses_it(tmp_path, monkeypatch, visible, told):
+    pytest.importorskip("pynvml")
+    driver = TestDriver(tmp_path / "state", gpus=8)
+    driver.bind(monkeypatch)
+    driver.lose(1)
+    sampler = GpuSampler()
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    health = MachineHealth(sampler.identities(), environ=environ, lost=sampler.lost)
+    health.observe(sampler.sample(S))
+    assert [s.device for s in health.signs(S) if s.kind == "gpu_lost"] == ["GPU 1"] * told
+
+
+def test_a_lost_gpu_does_not_change_which_others_the_job_uses(tmp_path, monkeypatch):
+    pytest.importorskip("pynvml")
+    driver = TestDriver(tmp_path / "state", gpus=8)
+    driver.bind(monkeypatch)
+    driver.lose(1)
+    health = MachineHealth(GpuSampler().identities(), environ={"CUDA_VISIBLE_DEVICES": "4,5,6,7"})
+    assert health.usable == [f"GPU-0{i}" for i in range(4, 8)]

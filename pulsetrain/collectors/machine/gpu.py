@@ -108,7 +108,8 @@ class GpuSampler:
         self._nvml = nvml
         self._unsupported: set[tuple[str, str]] = set()
         self._devices: list[tuple[str, Any]] = []
-        self._lost: list[str] = []  # when this began
+        self._indices: dict[str, int] = {}  # the driver's own, by UUID
+        self.lost: list[int] = []  # indices of those that were lost when this began
         self._unread = 0  # GPUs that may be ours, of which the driver said nothing when this began
         self.failed_reads = 0
         self.blind = self._open()
@@ -127,15 +128,17 @@ class GpuSampler:
             return f"NVML: {error}"
         for index in range(count):
             self._open_one(index)
-        return "" if self._devices or self._lost else "NVML sees no GPU"
+        return "" if self._devices or self.lost else "NVML sees no GPU"
 
     def _open_one(self, index: int) -> None:
         """One that is lost by now has no name of its own. One that may not be read is left out."""
         try:
             handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-            self._devices.append((_text(self._nvml.nvmlDeviceGetUUID(handle)), handle))
+            uuid = _text(self._nvml.nvmlDeviceGetUUID(handle))
+            self._devices.append((uuid, handle))
+            self._indices[uuid] = index
         except _error(self._nvml, "NVMLError_GpuIsLost"):
-            self._lost.append(f"GPU {index}")
+            self.lost.append(index)
         except _error(self._nvml, "NVMLError_NoPermission"):
             self.failed_reads += 1  # it is another job's
         except self._nvml.NVMLError:
@@ -149,15 +152,15 @@ class GpuSampler:
         of its NVLink fabric) are there where the driver knows them.
         """
         found = []
-        for index, device in enumerate(self._devices):
+        for device in self._devices:
             with contextlib.suppress(self._nvml.NVMLError):
-                found.append(self._identity(index, *device))
+                found.append(self._identity(*device))
         return found
 
-    def _identity(self, index: int, uuid: str, handle: Any) -> dict[str, Any]:
+    def _identity(self, uuid: str, handle: Any) -> dict[str, Any]:
         pci = _text(self._nvml.nvmlDeviceGetPciInfo(handle).busId).lower()
         return {
-            "index": index,
+            "index": self._indices[uuid],
             "uuid": uuid,
             "pci": pci,
             "model": _text(self._nvml.nvmlDeviceGetName(handle)),
@@ -199,7 +202,7 @@ class GpuSampler:
     @property
     def complete(self) -> bool:
         """Whether every GPU that this process may use had a UUID when this began."""
-        return bool(self._devices) and not self._lost and not self._unread
+        return bool(self._devices) and not self.lost and not self._unread
 
     @property
     def count(self) -> int:
@@ -220,7 +223,7 @@ class GpuSampler:
 
     def sample(self, now_ns: int) -> Columns:
         """Return one batch of `metrics`, all stamped `now_ns` (UTC). Empty while blind."""
-        rows = [(name, LOST, 1.0) for name in self._lost]
+        rows = [(name_of_lost(index), LOST, 1.0) for index in self.lost]
         for uuid, handle in self._devices:
             began = time.monotonic()
             rows += [(uuid, name, value) for name, value in self._values(uuid, handle)]
@@ -261,6 +264,11 @@ class GpuSampler:
             raise
         except nvml.NVMLError:
             self.failed_reads += 1
+
+
+def name_of_lost(index: int) -> str:
+    """What a GPU is called that has told no UUID. `index` is the driver's."""
+    return f"GPU {index}"
 
 
 class _Never(Exception):
