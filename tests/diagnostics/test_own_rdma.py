@@ -4,6 +4,7 @@ import pytest
 
 from pulsetrain.agent.commands import OWN_PORTS_S
 from pulsetrain.diagnostics import perftest, rdma_transfers
+from pulsetrain.diagnostics.compare import slow_checks
 from pulsetrain.diagnostics.own_rdma import checks
 from pulsetrain.diagnostics.perftest import Ended
 
@@ -26,11 +27,16 @@ def test_each_port_sends_to_the_next_one(count, ways):
     assert all(check.ok for check in found)
 
 
-def test_a_port_that_does_not_reach_half_of_its_rate_fails():
-    slow = sending(lambda a, b: 1.9e11 if a == "mlx5_1" else 3.9e11)
-    found = checks(ports(3), 0.5, slow)
-    assert [c.name for c in found if not c.ok] == ["port_mlx5_1/1_to_mlx5_2/1"]
-    assert found[0].limit == 2.5e10
+def test_a_slow_way_fails_no_node_and_is_compared_with_the_same_way_on_others():
+    """It may cross links between switches that are made for less than all ports together."""
+    slow = sending(lambda a, b: 1.2e11 if a == "mlx5_1" else 3.9e11)
+    reports = {
+        node: checks(ports(3), 0.5, slow if node == "n1" else sending()) for node in ("n0", "n1", "n2")
+    }
+    assert all(check.ok for found in reports.values() for check in found)
+    assert reports["n1"][1].detail == "RDMA, 30% of the slower port's own rate"
+    rows = {node: [check.row() for check in found] for node, found in reports.items()}
+    assert slow_checks(rows) == {"n1": ["port_mlx5_1/1_to_mlx5_2/1"]}
 
 
 def test_ports_that_do_not_reach_each_other_are_not_measurable_and_have_not_failed():
@@ -38,8 +44,9 @@ def test_ports_that_do_not_reach_each_other_are_not_measurable_and_have_not_fail
     assert {(c.ok, c.detail) for c in found} == {(True, "not measurable: ib_write_bw: Completion with error")}
 
 
-def test_without_a_rate_there_is_no_limit():
-    assert [c.limit for c in checks(ports(2, 0.0), 0.5, sending(lambda a, b: 1.0))] == [None, None]
+def test_without_a_rate_of_the_ports_none_is_told_beside_it():
+    found = checks(ports(2, 0.0), 0.5, sending(lambda a, b: 1.0))
+    assert [(c.ok, c.detail) for c in found] == [(True, "RDMA")] * 2
 
 
 def test_ports_that_do_not_reach_each_other_take_no_longer_than_the_agent_waits():
