@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.diagnostics import gpucheck, selfcheck
+from pulsetrain.diagnostics.host_links import HostLink
 from pulsetrain.diagnostics.measurement import Check, Limits
+from pulsetrain.diagnostics.pcie import PcieLink
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
@@ -48,6 +52,25 @@ def test_another_error_of_a_gpu_is_a_failed_check(monkeypatch):
     monkeypatch.setattr(gpucheck, "_checksum", raising(RuntimeError("CUDA error: misaligned address")))
     with pytest.raises(RuntimeError, match="misaligned"):
         gpucheck._device_checks(torch.device("cuda", 0), 0.1, Limits())
+
+
+def test_a_copy_that_another_job_slowed_down_for_a_moment_passes(monkeypatch):
+    fast = PcieLink(gt_per_s=32.0, width=16, device_width=16, near=-1)
+    asked = []
+
+    def measured(devices, seconds, sys_root):
+        asked.append(([device.index for device in devices], seconds))
+        rates = {0: 5e10, 1: 4e9 if len(asked) == 1 else 5e10}
+        return [
+            HostLink(gpu=device.index, uuid="GPU", memory=-1, bytes_per_s=rates[device.index], pcie=fast)
+            for device in devices
+        ]
+
+    monkeypatch.setattr(gpucheck, "_host_links", measured)
+    monkeypatch.setattr(gpucheck.pcie, "encrypts_memory", lambda: False)
+    found = gpucheck._link_checks([torch.device("cuda", i) for i in range(2)], 0.03, Path("/sys"))
+    assert [check.ok for check in found] == [True, True]
+    assert asked == [([0, 1], 0.03), ([1], 1.0)]
 
 
 @pytest.mark.parametrize(
