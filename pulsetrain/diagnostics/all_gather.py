@@ -14,6 +14,7 @@ from statistics import mean
 from typing import TYPE_CHECKING
 
 from pulsetrain.diagnostics.members import Joined, Member, joined, reason
+from pulsetrain.diagnostics.products import fast_format
 
 if TYPE_CHECKING:
     import torch
@@ -132,7 +133,7 @@ def _repeated(device: torch.device, gather: Callable[[], object]) -> tuple[list[
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    kind = torch.bfloat16 if device.type == "cuda" else torch.float32
+    kind = fast_format(device)
     width = WIDTHS[device.type]
     a = torch.ones(width, width, device=device, dtype=kind)
     compute, gathers = list[float](), list[float]()

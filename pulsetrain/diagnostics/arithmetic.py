@@ -20,13 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pulsetrain.diagnostics.measurement import SEED
+from pulsetrain.diagnostics.products import fast_format
 
 if TYPE_CHECKING:
     import torch
 
 WIDTH = 192
-LARGEST = {"float32": 8, "bfloat16": 1}
-"""Operands go from minus this to this. bfloat16 holds whole numbers up to 256 exactly."""
+LARGEST = {"float32": 8, "bfloat16": 1, "float16": 1}
+"""Operands go from minus this to this. bfloat16 holds whole numbers up to 256 exactly, float16 to 2,048."""
 LEAST_PRODUCTS = 4
 """of each core, however short the time"""
 MOST_CORES = 512
@@ -99,6 +100,12 @@ def _gpu(index: int, seconds: float) -> _Place:
     return _multiplied(f"gpu {index}", torch.device("cuda", index), seconds)
 
 
+def _formats(device: torch.device) -> tuple[str, ...]:
+    """Those of the products: processors and new GPUs have bfloat16, older GPUs float16 or float32 alone."""
+    fast = str(fast_format(device)).removeprefix("torch.") if device.type == "cuda" else "bfloat16"
+    return ("float32", fast) if fast != "float32" else ("float32",)
+
+
 def _multiplied(name: str, device: torch.device, seconds: float) -> _Place:
     """Multiply in one place, with rows and columns in another order each time."""
     import torch
@@ -106,7 +113,7 @@ def _multiplied(name: str, device: torch.device, seconds: float) -> _Place:
     place = _Place(name=name)
     generator = torch.Generator().manual_seed(SEED)
     sets = []
-    for kind in LARGEST:
+    for kind in _formats(device):
         dtype = getattr(torch, kind)
         sets.append(tuple(torch.from_numpy(m).to(device=device, dtype=dtype) for m in operands(kind)))
     end_s = time.perf_counter() + seconds

@@ -13,9 +13,10 @@ import numpy as np
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.diagnostics import host_links, pcie
 from pulsetrain.diagnostics.host_links import HostLink
-from pulsetrain.diagnostics.measurement import Check, Limits, exact_operands, out_of_memory
+from pulsetrain.diagnostics.measurement import Check, Limits, exact_operands, out_of_memory, unsupported
 from pulsetrain.diagnostics.members import cuda_count
 from pulsetrain.diagnostics.memory_nodes import MOST_NODES, memory_nodes
+from pulsetrain.diagnostics.products import fast_format
 
 if TYPE_CHECKING:
     import torch
@@ -71,14 +72,18 @@ def _link_checks(devices: Sequence[torch.device], seconds: float, sys_root: Path
 
 
 def _unless_busy(name: str, measure: Callable[[], list[Check]]) -> list[Check]:
-    """What `measure` says. Where others use the memory of a GPU, it is busy and has not failed."""
+    """What `measure` says. Where others use the memory of a GPU, it is busy and has not failed.
+
+    Nor has one that cannot do what was asked, by its design.
+    """
     try:
         return measure()
     except RuntimeError as error:  # torch.OutOfMemoryError is one, and what CUDA says of it another
-        if not out_of_memory(str(error)):
+        busy = out_of_memory(str(error))
+        if not busy and not unsupported(str(error)):
             raise
         why = " ".join(str(error).split())[:200]
-        return [Check(name=name, value=0.0, unit="", detail=f"not measurable: {why}", busy=True)]
+        return [Check(name=name, value=0.0, unit="", detail=f"not measurable: {why}", busy=busy)]
 
 
 def _checksum(device: torch.device) -> Check:
@@ -102,7 +107,7 @@ def _checksum(device: torch.device) -> Check:
 def _speed(device: torch.device, seconds: float, limit: float, width: int = 4096) -> Check:
     import torch
 
-    x = torch.ones(width, width, device=device, dtype=torch.bfloat16)
+    x = torch.ones(width, width, device=device, dtype=fast_format(device))
     best = _best(device, lambda: x @ x, seconds)
     return Check(name=f"gpu{device.index}_gemm_speed", value=2 * width**3 / best, unit="FLOP/s", limit=limit)
 

@@ -15,6 +15,7 @@ _NO_MEMORY = re.compile(
     "out of memory|CUBLAS_STATUS_ALLOC_FAILED|can't allocate memory|Cannot allocate memory|std::bad_alloc"
     "|MemoryError"
 )
+_UNSUPPORTED = re.compile("CUBLAS_STATUS_NOT_SUPPORTED|CUBLAS_STATUS_ARCH_MISMATCH|not implemented for '")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class Limits:
     gemm_flops_per_s: float = 2e7
     """Matrix product in float32 on a CPU, one thread."""
     cuda_gemm_flops_per_s: float = 1e12
-    """Matrix product in bfloat16 on a GPU."""
+    """Matrix product on a GPU, in bfloat16 or the fastest format that it has."""
     memory_bytes_per_s: float = 5e7
     """Copy in main memory, read and write counted once."""
     cuda_memory_bytes_per_s: float = 2e10
@@ -103,6 +104,15 @@ def out_of_memory(error: str) -> bool:
     (True, False)
     """
     return _NO_MEMORY.search(error) is not None
+
+
+def unsupported(error: str) -> bool:
+    """Whether a device cannot do what was asked, by its design. That is no fault.
+
+    >>> unsupported("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx`")
+    True
+    """
+    return _UNSUPPORTED.search(error) is not None
 
 
 def exact_operands(width: int = WIDTH) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

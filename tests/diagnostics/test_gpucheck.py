@@ -48,6 +48,14 @@ def test_a_gpu_whose_memory_others_use_is_busy_and_has_not_failed(monkeypatch, e
     assert found[0].detail.startswith("not measurable: CUDA")
 
 
+def test_a_product_that_a_gpu_does_not_have_is_not_measurable_and_has_not_failed(monkeypatch):
+    error = RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx(handle)`")
+    monkeypatch.setattr(gpucheck, "_checksum", raising(error))
+    [found] = gpucheck._device_checks(torch.device("cuda", 0), 0.1, Limits())
+    assert (found.ok, found.busy) == (True, False)
+    assert found.detail.startswith("not measurable: CUDA error: CUBLAS_STATUS_NOT_SUPPORTED")
+
+
 def test_another_error_of_a_gpu_is_a_failed_check(monkeypatch):
     monkeypatch.setattr(gpucheck, "_checksum", raising(RuntimeError("CUDA error: misaligned address")))
     with pytest.raises(RuntimeError, match="misaligned"):
