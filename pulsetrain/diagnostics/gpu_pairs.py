@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pulsetrain.diagnostics.measurement import Check, out_of_memory
+from pulsetrain.diagnostics.measurement import Check, used_by_others
 
 LEAST_GPUS = 4
 """that are needed to know what is usual: two of three may be joined by a bridge"""
@@ -43,7 +43,7 @@ def checks(answers: Sequence[Answer]) -> list[Check]:
     Where a member's GPU had no free memory, the others waited for it in vain, and nothing was measured.
     """
     errors = [f"{_name(i, a)}: {a.get('error')}" for i, a in enumerate(answers) if not a["ok"]]
-    busy = [error for error in errors if out_of_memory(error)]
+    busy = [error for error in errors if used_by_others(error)]
     busbw = [float(str(a.get("busbw_bytes_per_s", 0.0))) for a in answers]
     backend = str(answers[0].get("backend", "")) if answers else ""
     members = "GPUs" if backend == "nccl" else "processes"

@@ -13,7 +13,7 @@ import numpy as np
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.diagnostics import host_links, pcie
 from pulsetrain.diagnostics.host_links import HostLink
-from pulsetrain.diagnostics.measurement import Check, Limits, exact_operands, out_of_memory, unsupported
+from pulsetrain.diagnostics.measurement import Check, Limits, exact_operands, unsupported, used_by_others
 from pulsetrain.diagnostics.members import cuda_count
 from pulsetrain.diagnostics.memory_nodes import MOST_NODES, memory_nodes
 from pulsetrain.diagnostics.products import fast_format
@@ -79,7 +79,7 @@ def _unless_busy(name: str, measure: Callable[[], list[Check]]) -> list[Check]:
     try:
         return measure()
     except RuntimeError as error:  # torch.OutOfMemoryError is one, and what CUDA says of it another
-        busy = out_of_memory(str(error))
+        busy = used_by_others(str(error))
         if not busy and not unsupported(str(error)):
             raise
         why = " ".join(str(error).split())[:200]

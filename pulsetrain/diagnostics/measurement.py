@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 SEED = 20_231
 WIDTH = 192  # of the exact product: float32 holds every sum exactly
-_NO_MEMORY = re.compile(
+_IN_USE = re.compile(
     "out of memory|CUBLAS_STATUS_ALLOC_FAILED|can't allocate memory|Cannot allocate memory|std::bad_alloc"
-    "|MemoryError"
+    "|MemoryError|is/are busy or unavailable|cudaErrorDevicesUnavailable"
 )
 _UNSUPPORTED = re.compile("CUBLAS_STATUS_NOT_SUPPORTED|CUBLAS_STATUS_ARCH_MISMATCH|not implemented for '")
 
@@ -51,7 +51,7 @@ class CheckRow(TypedDict):
 class Report(TypedDict):
     """All checks of one machine. `kind` is what it is, for comparisons with others (`machine_kind`).
 
-    `busy` are checks for which there was too little free memory. They have not failed. `gpus` are the UUIDs
+    `busy` are checks for which others left no memory or no GPU. They have not failed. `gpus` are the UUIDs
     of the GPUs that CUDA lists.
     """
 
@@ -69,7 +69,7 @@ class Report(TypedDict):
 class Check:
     """One measurement. `limit` is the least value that passes, None if the check is only right or wrong.
 
-    `busy`: others use the memory that it needs, so it was not measured.
+    `busy`: others use the memory or the GPU that it needs, so it was not measured.
     """
 
     name: str
@@ -97,13 +97,18 @@ class Check:
         }
 
 
-def out_of_memory(error: str) -> bool:
-    """Whether a GPU or the machine had too little free memory. Then others use it, which is no fault.
+def used_by_others(error: str) -> bool:
+    """Whether a GPU or the machine had too little free memory, or a GPU takes one process alone and has one.
 
-    >>> out_of_memory("OutOfMemoryError: CUDA out of memory."), out_of_memory("misaligned address")
+    Then others use it, which is no fault. A GPU does so in the mode EXCLUSIVE_PROCESS (`nvidia-smi -c 3`),
+    where parked ranks of the job hold it.
+
+    >>> used_by_others("CUDA error: CUDA-capable device(s) is/are busy or unavailable")
+    True
+    >>> used_by_others("OutOfMemoryError: CUDA out of memory."), used_by_others("misaligned address")
     (True, False)
     """
-    return _NO_MEMORY.search(error) is not None
+    return _IN_USE.search(error) is not None
 
 
 def unsupported(error: str) -> bool:

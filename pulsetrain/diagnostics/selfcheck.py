@@ -28,7 +28,7 @@ from pulsetrain.diagnostics import (
     own_ports,
     own_rdma,
 )
-from pulsetrain.diagnostics.measurement import SEED, Check, Limits, Report, exact_operands, out_of_memory
+from pulsetrain.diagnostics.measurement import SEED, Check, Limits, Report, exact_operands, used_by_others
 
 DEVICES = ("auto", "cpu", "cuda")
 LEAST_BLOCKS = 4  # over the loopback
@@ -107,7 +107,7 @@ def guarded(name: str, measure: Callable[[], list[Check]]) -> list[Check]:
         return measure()
     except Exception as error:  # noqa: BLE001 - a check that cannot run is a failed check
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        busy = out_of_memory(reason)
+        busy = used_by_others(reason)
         detail = f"not measurable: {reason}" if busy else reason
         return [Check(name=name, value=0.0, unit="", right=busy, detail=detail[:300], busy=busy)]
 

@@ -17,7 +17,7 @@ from pulsetrain.diagnostics import (
     selfcheck,
 )
 from pulsetrain.diagnostics.local_group import MemberReport
-from pulsetrain.diagnostics.measurement import CheckRow, Report, out_of_memory
+from pulsetrain.diagnostics.measurement import CheckRow, Report, used_by_others
 
 GROUP_TIMEOUT_S = 60.0
 """of which members wait for each other for half: drivers and NCCL may need 20 s on a cold machine"""
@@ -75,7 +75,7 @@ def _all_gather_row(answers: list[MemberReport]) -> CheckRow:
     errors = [f"{name}: {a.get('error')}" for name, a in named if not a["ok"]]
     rates = [a.get("busbw_bytes_per_s", 0.0) for a in answers]
     gpus = [str(a["gpu"]) for a in answers if a.get("gpu")]
-    busy = [error for error in errors if out_of_memory(error)]
+    busy = [error for error in errors if used_by_others(error)]
     return CheckRow(
         check="all_gather",
         ok=not errors or bool(busy),

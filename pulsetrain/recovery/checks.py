@@ -14,7 +14,7 @@ from types import MappingProxyType
 from pulsetrain.core.json import JsonObject
 from pulsetrain.diagnostics.compare import slow_checks
 from pulsetrain.diagnostics.faulty_nodes import TELLING
-from pulsetrain.diagnostics.measurement import out_of_memory
+from pulsetrain.diagnostics.measurement import used_by_others
 from pulsetrain.diagnostics.node_check import Level, NodeCheck, NodeVerdict
 from pulsetrain.diagnostics.rounds import Group, GroupResult
 from pulsetrain.protocol.messages import HostStore, PairCheck, Reply, SelfCheck
@@ -364,7 +364,7 @@ def _result(members: Group, replies: Sequence[Reply], store: str, number: int) -
         store=store,
         own_times_s={r.node: _own_times_s(r.data) for r in replies},
         unreached=tuple(r.node for r in replies if r.data.get("store_unreachable")),
-        busy=tuple(r.node for r in replies if not _passed(r) and out_of_memory(_error(r))),
+        busy=tuple(r.node for r in replies if not _passed(r) and used_by_others(_error(r))),
         gpus={r.node: str(r.data["gpu"]) for r in replies if r.data.get("gpu")},
     )
 

@@ -35,10 +35,11 @@ def raising(error):
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 256.00 MiB."),
         RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     ],
 )
-def test_a_gpu_whose_memory_others_use_is_busy_and_has_not_failed(monkeypatch, error):
+def test_a_gpu_that_others_use_is_busy_and_has_not_failed(monkeypatch, error):
     monkeypatch.setattr(gpucheck, "cuda_count", lambda: 2)
     monkeypatch.setattr(gpucheck, "_checksum", lambda device: Check(name=str(device), value=0, unit=""))
     monkeypatch.setattr(gpucheck, "_speed", lambda device, *_: Check(name=str(device), value=1, unit=""))

@@ -22,7 +22,7 @@ from pulsetrain.agent.processes.zygote_protocol import RankProcess
 from pulsetrain.agent.store_check import why_unreachable
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.core.json import JsonObject
-from pulsetrain.diagnostics.measurement import out_of_memory
+from pulsetrain.diagnostics.measurement import used_by_others
 from pulsetrain.protocol.exits import exit_text, last_error
 from pulsetrain.protocol.messages import ReplayCheck, ranks_of_node
 
@@ -217,7 +217,7 @@ def _error(ranks: Sequence[_Rank]) -> str:
     """
     said = [(rank, last_error(last_lines(rank.log, LAST_LINES))) for rank in ranks]
     for rank, text in said:
-        if out_of_memory(text):
+        if used_by_others(text):
             raise _NotJudged(f"rank {rank.rank}: {text}")
     by_itself = [pair for pair in said if not any(text in pair[1] for text in _CONNECTION)]
     rank, text = (by_itself or said)[0]
