@@ -5,9 +5,11 @@ What only informs asks for nothing: it neither keeps a node under a cordon nor h
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
+from pulsetrain.recovery import shared_links
 from pulsetrain.recovery.faults import Observation
 from pulsetrain.recovery.response import Response
 
@@ -46,12 +48,14 @@ class HardwareVerdicts:
 
     def __init__(self) -> None:
         self.open: dict[str, HardwareVerdict] = {}
+        self._shared: Mapping[str, str] = {}
         self.waiting: dict[str, CheckpointWait] = {}
         self._wait_ended = False
         self._done: set[tuple[str, ...]] = set()
 
-    def take(self, findings: Iterable[Observation]) -> None:
-        """The findings that are open now, of all kinds."""
+    def take(self, findings: Iterable[Observation], shared: Mapping[str, str] = MappingProxyType({})) -> None:
+        """The findings that are open now, of all kinds. `shared` are nodes not to blame for lost links."""
+        self._shared = shared
         worst: dict[str, HardwareVerdict] = {}
         for finding in findings:
             verdict = _verdict(finding)
@@ -61,6 +65,14 @@ class HardwareVerdicts:
         self.open = worst
         for node in set(self.waiting) - set(worst):
             self.stop_waiting(node)
+
+    def not_its_own(self, verdict: HardwareVerdict) -> str:
+        """Why a node is not to blame for the links that it lost. "": it is, or it lost none.
+
+        What asks for an eviction at once is not questioned.
+        """
+        at_step = verdict.response is Response.EVICT_AT_STEP and verdict.kind == shared_links.KIND
+        return self._shared.get(verdict.node, "") if at_step else ""
 
     def stop_waiting(self, node: str) -> None:
         """Nothing waits for a checkpoint on behalf of `node` any more."""

@@ -24,6 +24,7 @@ from pulsetrain.recovery import (
     responses,
     saves,
     scheduling,
+    shared_links,
     sharing,
     standby_care,
     update_preview,
@@ -271,7 +272,8 @@ class Job:
         arithmetic_checks.take(state, seen)
         began = [f for f in new if f.attempt == state.attempt.number]
         present = [*began, *(f for f in still_open if f.attempt == state.attempt.number)]
-        state.hardware.take(present)
+        switch_of = {name: node.hello.switch for name, node in state.members.nodes.items()}
+        state.hardware.take(present, shared_links.shared(seen, switch_of))
         responses.respond(state, self._loop.report)
         hangs = [f for f in present if f.kind == "hang"]
         quiet_ns = 0

@@ -93,9 +93,12 @@ def _evict(job: JobState, verdict: HardwareVerdict, report: Report) -> None:
 
 
 def _held_back(job: JobState, verdict: HardwareVerdict) -> str:
-    """Why an eviction at a step boundary waits: for a standby, or for a checkpoint. "": it does not."""
+    """Why an eviction at a step boundary waits: for a standby, for a checkpoint, or until it is clear
+    that the node is to blame. "": it does not."""
     if verdict.response is Response.EVICT_NOW:
         return ""
+    if not_its_own := job.hardware.not_its_own(verdict):
+        return not_its_own
     if not job.members.standbys():
         pool = "no other machine of the pool is free for it: the node trains on"
         return pool if job.services.pooled else "no standby: the node trains on"
@@ -126,6 +129,8 @@ def at_a_stop(job: JobState) -> dict[str, str]:
     for verdict in job.hardware.evicting():
         node = members.nodes.get(verdict.node)
         if node is None or node.state is not NodeState.ACTIVE or verdict.node in going:
+            continue
+        if job.hardware.not_its_own(verdict):
             continue
         spare = [n for n in members.standbys() if n.name not in going]
         left = [n for n in members.active() if n.name not in {*going, verdict.node}]

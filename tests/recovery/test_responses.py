@@ -1,8 +1,10 @@
 """What a job does about trouble of its machines, against fake agents."""
 
 import asyncio
+import dataclasses
 
 from pulsetrain.protocol.messages import Leave, OwnCheckpoint, PairCheck, SelfCheck, Start
+from pulsetrain.recovery import responses
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.transitions import Phase
@@ -366,5 +368,53 @@ def test_at_a_stop_a_node_stays_whose_memory_alone_has_the_newest_step():
         await job.fleet.settle()
         assert job.world == ["a", "b"]
         assert job.fleet.journal.last("recovery")["detail"]["resumed_step"] == 10
+
+    run(scenario)
+
+
+def under_one_switch(job):
+    for node in job.fleet.controller.jobs["j"]._state.members.nodes.values():
+        node.hello = dataclasses.replace(node.hello, switch="s0")
+
+
+def test_a_switch_that_starts_anew_evicts_none_of_its_nodes():
+    async def scenario():
+        job = Job(min_healthy_ratio=0.1)
+        await job.form()
+        under_one_switch(job)
+        flaps = [trouble(node, "evict_at_step", kind="link_flap") for node in "ab"]
+        for _ in range(3):
+            await job.see(*flaps)
+        assert job.world == ["a", "b"]
+        assert not job.told("evict")
+        told = {e["node"]: e["detail"]["why_not"] for e in job.told("eviction_deferred")}
+        assert sorted(told) == ["a", "b"]
+        assert told["a"] == "2 nodes under switch s0 lost links: the switch is suspected, not the node"
+        await job.see(trouble("a", "inform", kind="link_flap"), trouble("b", "evict_now", kind="gpu_fault"))
+        assert job.world == ["a", "z"]
+
+    run(scenario)
+
+
+def test_a_node_that_alone_under_its_switch_loses_links_is_evicted():
+    async def scenario():
+        job = Job()
+        await job.form()
+        under_one_switch(job)
+        await job.see(trouble("b", "evict_at_step", kind="link_flap"))
+        assert job.world == ["a", "z"]
+
+    run(scenario)
+
+
+def test_a_node_that_shares_its_trouble_stays_also_where_the_job_stops():
+    async def scenario():
+        job = Job()
+        await job.form()
+        under_one_switch(job)
+        state = job.fleet.controller.jobs["j"]._state
+        flaps = {node: trouble(node, "evict_at_step", kind="link_flap") for node in "ab"}
+        await job.see(*flaps.values())
+        assert responses.at_a_stop(state) == {}
 
     run(scenario)

@@ -17,6 +17,7 @@ from pulsetrain.protocol.messages import HardwareSign
 from pulsetrain.records.columns import Columns
 
 KEPT_NS = 3600 * 10**9  # how long something that happened is told
+LINK_KEPT_NS = 600 * 10**9  # the same of a link that was lost: it may have been the switch, long ago
 COUNTED_NS = 24 * KEPT_NS  # how long it counts where the same happens again
 CLEARED_NS = 5 * 10**9  # a state that is absent for so long has ended
 APART_NS = 5 * 10**9  # what comes sooner after the last one belongs to the same burst
@@ -55,6 +56,7 @@ _COUNTERS = {
 _BY_COUNT = ("ecc_uncorrected",)  # each is an error of its own. Of all else a burst is one event
 _BY_SAMPLE = ("nvlink_errors",)  # one burst may be many errors, so samples count and not errors
 UNUSED = "unused_port_down"
+_LINKS = {"port_down", UNUSED, "nic_link_down", "ethernet_link_down", "bond_link_down"}
 _UP = {"nic_port_state": 1.0, "rdma_port_state": 4.0}
 _GPU = ("gpu_clock_event_reasons", "gpu_pcie_width", "gpu_pcie_width_max", "gpu_pcie_generation")
 _READ = {
@@ -341,4 +343,6 @@ def _kept_ns(sign: _Sign) -> float:
         return math.inf
     if sign.kind == "ecc_corrected":
         return 2 * RATE_NS + CLEARED_NS
-    return CLEARED_NS if sign.held else KEPT_NS
+    if sign.held:
+        return CLEARED_NS
+    return LINK_KEPT_NS if sign.kind in _LINKS else KEPT_NS

@@ -239,3 +239,15 @@ def test_a_clock_that_is_set_forward_silences_no_driver():
     machine = Machine()
     machine.sample()
     assert machine.tracker.read((machine.now_s + 3600) * S) == ()
+
+
+def test_a_link_that_was_lost_is_told_for_ten_minutes_and_counts_when_it_is_lost_again():
+    machine = Machine()
+    machine.sample(device="eth0", nic_link_downed_total=0)
+    machine.sample(device="eth0", nic_link_downed_total=1)
+    machine.sample(6, device="eth0", nic_link_downed_total=1)
+    machine.sample(device="eth0", nic_link_downed_total=2)
+    assert "port_down" in machine.signs(after_s=590)
+    assert "port_down" not in machine.signs(after_s=50 * 60)
+    machine.tracker.happened("port_down", "eth0", (machine.now_s + 51 * 60) * S)
+    assert len(machine.signs(after_s=51 * 60)["port_down"].times_ns) == 3
