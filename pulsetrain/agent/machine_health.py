@@ -75,6 +75,10 @@ class MachineHealth:
         else:
             self._kernel.observe(rows)
 
+    def gpus_silent(self, now_ns: int, for_s: float) -> None:
+        """The driver has not answered for so long, and nobody asks it again."""
+        self._tracker.gpus_silent(now_ns, for_s)
+
     def signs(self, now_ns: int) -> tuple[HardwareSign, ...]:
         """The signs of trouble as of now."""
         return self._tracker.read(now_ns)

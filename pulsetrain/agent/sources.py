@@ -9,6 +9,7 @@ from typing import Protocol
 
 import structlog
 
+from pulsetrain.agent.gpu_opening import LIMIT_S, open_gpus
 from pulsetrain.agent.machine_health import MachineHealth
 from pulsetrain.agent.processes.rank import NodeIdentity
 from pulsetrain.agent.traffic_watch import TrafficWatch
@@ -120,28 +121,45 @@ class HardwareSource:
 
     @classmethod
     def of_node(
-        cls, identity: NodeIdentity, period_s: float, config: CollectorConfig, environ: Mapping[str, str]
+        cls,
+        identity: NodeIdentity,
+        period_s: float,
+        config: CollectorConfig,
+        environ: Mapping[str, str],
+        *,
+        gpus_limit_s: float = LIMIT_S,
     ) -> HardwareSource:
-        """Everything that this machine has. Ranks have this environment."""
-        node = identity.node
-        gpus, ports = GpuSampler(node=node), config.port_names
+        """Everything that this machine has. Ranks have this environment.
+
+        A driver that does not answer within `gpus_limit_s` costs the GPUs' samples, and is a sign.
+        """
+        node, ports = identity.node, config.port_names
+        gpus = open_gpus(lambda: GpuSampler(node=node), gpus_limit_s)
         choice = InterfaceChoice.of(ports, environ)
         log_reader = KmsgReader(node=node)
-        samplers = (gpus, RdmaSampler(node=node), NicSampler(node=node, choice=choice), log_reader)
+        samplers: tuple[Sampler, ...] = (
+            RdmaSampler(node=node),
+            NicSampler(node=node, choice=choice),
+            log_reader,
+        )
         traffic = TrafficWatch(node, listed=ports)
         unused = unused_ports(environ, (*ports, interface_of(identity.address)))
-        identities = gpus.identities()
-        complete = gpus.complete and len(identities) == gpus.count
+        if gpus is None:
+            health = MachineHealth(environ=environ, unused=unused)
+            health.gpus_silent(time.time_ns(), gpus_limit_s)
+            return cls(samplers, log_reader, period_s, traffic=traffic, health=health)
+        sampler = gpus.sampler
         health = MachineHealth(
-            identities,
-            gpus.events(),
+            gpus.identities,
+            gpus.events,
             environ,
             unused,
-            lost=gpus.lost,
-            complete=complete,
+            lost=sampler.lost,
+            complete=gpus.complete,
             on_bus=gpus_on_bus(),
         )
-        return cls(samplers, log_reader, period_s, gpus.inventory, gpus.count, traffic, health)
+        samplers = (sampler, *samplers)
+        return cls(samplers, log_reader, period_s, sampler.inventory, sampler.count, traffic, health)
 
     @property
     def gauges(self) -> Mapping[str, float]:

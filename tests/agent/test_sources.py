@@ -1,8 +1,14 @@
 """Rows of hardware and checkpoints, and a listener that must not cost rows."""
 
+import sys
+import threading
+import time
+
 import pytest
 
+from pulsetrain.agent.processes.rank import NodeIdentity
 from pulsetrain.agent.sources import CheckpointSource, HardwareSource, HostSource, TeeSink
+from pulsetrain.collectors.config import CollectorConfig
 from tests.records.rows import columns
 
 
@@ -121,3 +127,28 @@ def test_the_list_of_gpus_is_sent_once_it_can_be_had():
         source.sample()
     assert [batch.record for batch in source.take(0)] == ["metrics", "metrics", "events", "metrics"]
     assert source.gauges == {"gpus": 8}
+
+
+class HungDriver:
+    """A binding whose driver never answers."""
+
+    def __init__(self):
+        self.answers = threading.Event()
+
+    NVMLError = OSError
+
+    def nvmlInit(self):
+        self.answers.wait(30)
+        raise OSError
+
+
+def test_a_driver_that_hangs_does_not_keep_the_agent_from_its_job_and_is_a_sign(monkeypatch):
+    driver = HungDriver()
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    identity = NodeIdentity(node="n0", job="j", address="127.0.0.1", nproc_per_node=1)
+    began_s = time.monotonic()
+    source = HardwareSource.of_node(identity, 1.0, CollectorConfig(), {}, gpus_limit_s=0.05)
+    assert time.monotonic() - began_s < 5
+    assert {sign.kind for sign in source.health.signs(time.time_ns())} == {"gpu_silent"}
+    assert source.gauges["gpus"] == 0
+    driver.answers.set()

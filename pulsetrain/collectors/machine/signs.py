@@ -216,6 +216,11 @@ class SignTracker:
         if sign.kind not in _BY_SAMPLE:
             sign.count = len(earlier_ns)
 
+    def gpus_silent(self, now_ns: int, for_s: float) -> None:
+        """The driver has not answered for so long. That is a sign until a sample comes."""
+        with self._lock:
+            self._gpus_seen_ns, self._gpus_seen_s = now_ns, self._clock_s() - max(for_s, SILENT_S)
+
     def observe(self, samples: Columns) -> None:
         """Look at rows of `metrics`: one sample of each value, all of the same time."""
         by_device: dict[str, dict[str, float]] = {}
