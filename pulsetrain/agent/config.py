@@ -22,7 +22,7 @@ class AgentConfig:
     """How often what ranks print is echoed."""
     heartbeat_s: float = 1.0
     """How often to report to the hub, and to sample the host, at most 60. The hub notices a silent node later
-    where nodes report less often."""
+    where nodes report less often. GPUs, ports and the kernel's log are read once a second at least."""
     ring_slots: int = 65536
     """Records that a rank may write between two drains. More are dropped and counted."""
     spool_bytes: int = 1 << 30

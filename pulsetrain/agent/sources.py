@@ -29,6 +29,8 @@ from pulsetrain.records.columns import Columns
 log = structlog.get_logger()
 
 STALE_AFTER_S = 30.0
+PERIOD_S = 1.0
+"""of hardware, however rarely the agent reports: signs are made for samples that are no further apart"""
 
 Batches = Iterable[Columns]
 
@@ -123,7 +125,7 @@ class HardwareSource:
     def of_node(
         cls,
         identity: NodeIdentity,
-        period_s: float,
+        heartbeat_s: float,
         config: CollectorConfig,
         environ: Mapping[str, str],
         *,
@@ -131,9 +133,10 @@ class HardwareSource:
     ) -> HardwareSource:
         """Everything that this machine has. Ranks have this environment.
 
-        A driver that does not answer within `gpus_limit_s` costs the GPUs' samples, and is a sign.
+        It is read with each heartbeat, and once a second at least. A driver that does not answer within
+        `gpus_limit_s` costs the GPUs' samples, and is a sign.
         """
-        node, ports = identity.node, config.port_names
+        node, ports, period_s = identity.node, config.port_names, min(PERIOD_S, heartbeat_s)
         gpus = open_gpus(lambda: GpuSampler(node=node), gpus_limit_s)
         choice = InterfaceChoice.of(ports, environ)
         log_reader = KmsgReader(node=node)

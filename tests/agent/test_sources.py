@@ -129,6 +129,13 @@ def test_the_list_of_gpus_is_sent_once_it_can_be_had():
     assert source.gauges == {"gpus": 8}
 
 
+@pytest.mark.parametrize(("heartbeat_s", "period_s"), [(0.2, 0.2), (1.0, 1.0), (10.0, 1.0), (60.0, 1.0)])
+def test_hardware_is_read_once_a_second_however_rarely_the_agent_reports(heartbeat_s, period_s):
+    """A state ends where it is not seen for five seconds, and a driver is silent after twenty."""
+    identity = NodeIdentity(node="n0", job="j", address="127.0.0.1", nproc_per_node=1)
+    assert HardwareSource.of_node(identity, heartbeat_s, CollectorConfig(), {}).sample() == period_s
+
+
 class HungDriver:
     """A binding whose driver never answers."""
 
