@@ -213,3 +213,12 @@ def test_a_lost_gpu_does_not_change_which_others_the_job_uses(tmp_path, monkeypa
     driver.lose(1)
     health = MachineHealth(GpuSampler().identities(), environ={"CUDA_VISIBLE_DEVICES": "4,5,6,7"})
     assert health.usable == [f"GPU-0{i}" for i in range(4, 8)]
+
+
+def test_the_kernel_s_log_is_not_told_of_a_card_that_the_job_does_not_use():
+    health = MachineHealth(unused=["0000:5c:00.0"])
+    text = "mlx5_core {}: poll_health:825:(pid 0): Fatal error 1 detected"
+    health.observe(lines(text.format("0000:5c:00.0")))
+    assert health.signs(S) == ()
+    health.observe(lines(text.format("0000:5d:00.0")))
+    assert [s.device for s in health.signs(S)] == ["0000:5d:00.0"]

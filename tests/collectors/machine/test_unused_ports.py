@@ -57,3 +57,32 @@ def test_an_interface_is_in_use_where_something_that_is_in_use_needs_it(machine)
 def test_the_interface_of_a_card_without_an_rdma_port_in_use_is_not(machine):
     found = unused(machine, ["mgmt0"], NCCL_SOCKET_IFNAME="=p0", NCCL_IB_HCA="=mlx5_1")
     assert found == {"p1", "san0", "ib0", "mlx5_0/1", "mlx5_10/1"}
+
+
+def on_bus(machine, bus, address, *ports):
+    """Ports of one device, as links to its folder."""
+    device = machine / "sys" / "devices" / address
+    device.mkdir(parents=True)
+    (machine / "sys" / "bus" / bus).mkdir(parents=True, exist_ok=True)
+    (device / "subsystem").symlink_to(machine / "sys" / "bus" / bus)
+    for port in ports:
+        folder = machine / "sys" / "class" / port
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "device").symlink_to(device)
+
+
+def test_an_interface_on_the_usb_bus_is_left_alone_unless_something_needs_it(machine):
+    on_bus(machine, "usb", "1-14:2.0", "net/enxbmc")
+    assert unused(machine) == {"enxbmc"}
+    assert unused(machine, NCCL_SOCKET_IFNAME="enx") >= {"p0"}
+    for needed in (unused(machine, ["enxbmc"]), unused(machine, NCCL_SOCKET_IFNAME="enx")):
+        assert "enxbmc" not in needed
+
+
+def test_a_card_all_of_whose_ports_are_unused_is_named_by_its_address(machine):
+    on_bus(machine, "pci", "0000:5c:00.0", "infiniband/mlx5_1", "net/ib1")
+    on_bus(machine, "pci", "0000:5d:00.0", "infiniband/mlx5_10", "net/ib10")
+    found = unused(machine, NCCL_IB_HCA="=mlx5_10", NCCL_SOCKET_IFNAME="eth0")
+    assert "0000:5c:00.0" in found
+    assert "0000:5d:00.0" not in found
+    assert "0000:5c:00.0" not in unused(machine, ["ib1"], NCCL_IB_HCA="=mlx5_10", NCCL_SOCKET_IFNAME="eth0")
