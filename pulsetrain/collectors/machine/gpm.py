@@ -19,6 +19,9 @@ METRICS: Mapping[str, str] = MappingProxyType(
 )
 
 
+_REFUSALS = ("NotSupported", "NoPermission", "InvalidArgument")
+
+
 class GpuActivity:
     """Activity of GPUs between one look and the next. `nvml` is the binding."""
 
@@ -31,18 +34,34 @@ class GpuActivity:
     def read(self, uuid: str, handle: Any) -> Iterator[tuple[str, float]]:
         """Metric and ratio since the last call. Nothing at the first call, and for a card without GPM.
 
-        Raises `NVMLError` where the driver fails.
+        A card that refuses it once is not asked again. Raises `NVMLError` where the driver fails.
         """
         if not self._supports(uuid, handle):
             return
+        try:
+            yield from self._read(uuid, handle)
+        except self._refusals:
+            self._supported[uuid] = False
+
+    def _read(self, uuid: str, handle: Any) -> Iterator[tuple[str, float]]:
         sample = self._spare.pop(uuid, None) or self._nvml.nvmlGpmSampleAlloc()
-        self._nvml.nvmlGpmSampleGet(handle, sample)
+        try:
+            self._nvml.nvmlGpmSampleGet(handle, sample)
+        except Exception:
+            self._spare[uuid] = sample  # the next call takes it: it would be lost
+            raise
         before = self._before.get(uuid)
         self._before[uuid] = sample
         if before is None:
             return
         self._spare[uuid] = before
         yield from self._between(before, sample)
+
+    @property
+    def _refusals(self) -> tuple[type[Exception], ...]:
+        """What the binding raises where a card has no GPM, as a part of one, or this process may not ask."""
+        found = [getattr(self._nvml, f"NVMLError_{name}", None) for name in _REFUSALS]
+        return tuple(error for error in found if error is not None)
 
     def _supports(self, uuid: str, handle: Any) -> bool:
         if uuid not in self._supported:
