@@ -277,14 +277,17 @@ struct field {
     uint32_t id, scope; int64_t timestamp, latency; int type, result;
     union { double d; unsigned u; unsigned long long ull; } value;
 };
-static double field_value(device_t d, uint32_t id) {
+/* traffic is that of one link, unless all are asked for */
+#define LINKS 18
+static double of_links(double all, uint32_t scope) { return scope == UINT32_MAX ? all : all / LINKS; }
+static double field_value(device_t d, uint32_t id, uint32_t scope) {
     switch (id) {
         case 38: return d->nvlink_crc_flit;
         case 45: return d->nvlink_crc_data;
         case 52: return d->nvlink_replays;
         case 59: return d->nvlink_recoveries;
-        case 138: return d->nvlink_transmit;
-        case 139: return d->nvlink_receive;
+        case 138: return of_links(d->nvlink_transmit, scope);
+        case 139: return of_links(d->nvlink_receive, scope);
         default: return NAN;
     }
 }
@@ -292,7 +295,7 @@ int nvmlDeviceGetFieldValues(device_t d, int count, struct field *fields) {
     int failed = checked(d);
     for (int i = 0; !failed && i < count; i++) {
         double value = 0;
-        fields[i].result = read_value(d, field_value(d, fields[i].id), &value);
+        fields[i].result = read_value(d, field_value(d, fields[i].id, fields[i].scope), &value);
         fields[i].type = 3;
         fields[i].value.ull = value;
     }

@@ -23,6 +23,9 @@ from pulsetrain.collectors.machine.samples import metrics
 from pulsetrain.records.columns import Columns
 from pulsetrain.records.counters import Counter, counters
 
+ALL_LINKS = 0xFFFFFFFF  # scopeId UINT_MAX of nvml.h: all links of a GPU together. 0 is the first link alone
+_BY_LINK = (138, 139)  # NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX
+
 Read = Callable[[Any, Any], float]  # NVML module and device handle to a value in the metric's unit
 
 
@@ -54,10 +57,15 @@ def _reasons(nvml: Any, handle: Any) -> float:
 
 
 def _nvlink(counter: Counter) -> Read:
-    """Read one field of all links together. A card without NVLink answers "not supported"."""
+    """Read one field of all links together. A card without NVLink answers "not supported".
+
+    Counters of errors are sums already. Those of traffic are of one link, unless all are asked for.
+    """
+    number = int(counter.folder)
+    wanted = (number, ALL_LINKS) if number in _BY_LINK else number
 
     def read(nvml: Any, handle: Any) -> float:
-        (field,) = nvml.nvmlDeviceGetFieldValues(handle, [int(counter.folder)])
+        (field,) = nvml.nvmlDeviceGetFieldValues(handle, [wanted])
         if field.nvmlReturn:
             raise AttributeError(counter.file)
         kind = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal"}.get(field.valueType, "ullVal")
