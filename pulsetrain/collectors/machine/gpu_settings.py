@@ -22,6 +22,7 @@ import structlog
 log = structlog.get_logger()
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+TRIES = 2  # to set back after a check. What fails is tried again with the next one
 LIMIT_S = 1.0  # a driver may hang. Then nothing is recorded, and the check goes on
 
 _T = TypeVar("_T")
@@ -160,8 +161,8 @@ class SettingsKeeper:
     """Records the settings of the GPUs when the first of several checks begins, and sets them back when the
     last one has ended, however it ended.
 
-    Where there is no driver, or it does not answer in `limit_s`, checks run all the same. `environ` is that
-    of the checks.
+    Where there is no driver, or it does not answer in `limit_s`, checks run all the same. A driver that could
+    not be started is not asked again. One that fails to set back is. `environ` is that of the checks.
     """
 
     def __init__(
@@ -186,20 +187,37 @@ class SettingsKeeper:
         with self._lock:
             self._checks += 1
             if self._checks == 1:
-                self._before = self._ask(self._record) or []
+                self._restore()  # what an earlier check left behind
+                self._before = self._before or self._ask(self._record) or []
         try:
             yield
         finally:
             with self._lock:
                 self._checks -= 1
-                if not self._checks and self._before:
-                    for line in self._ask(self._set_back) or []:
-                        log.warning("gpu_settings", change=line)
+                if not self._checks:
+                    self._restore()
+
+    def _restore(self) -> None:
+        """Set back what has changed. Where the driver fails, what was recorded is kept for the next time."""
+        for _ in range(TRIES if self._before else 0):
+            lines = self._ask(self._set_back)
+            if lines is not None:
+                self._before = []
+                for line in lines:
+                    log.warning("gpu_settings", change=line)
+                return
+        if self._before:
+            gpus = [was.uuid for was in self._before]
+            log.warning("gpu_settings_not_set_back", gpus=gpus, again="with the next check")
 
     def _record(self) -> list[GpuSettings]:
-        if self._nvml is None:
-            self._nvml = importlib.import_module("pynvml")
-        self._nvml.nvmlInit()
+        try:
+            if self._nvml is None:
+                self._nvml = importlib.import_module("pynvml")
+            self._nvml.nvmlInit()
+        except Exception:
+            self._blind = True
+            raise
         return read(self._nvml, self._visible)
 
     def _set_back(self) -> list[str]:
@@ -215,7 +233,6 @@ class SettingsKeeper:
             try:
                 said.append(ask())
             except Exception as error:  # noqa: BLE001 - no binding, no driver, no GPU: checks run all the same
-                self._blind = True
                 log.debug("gpu_settings_unknown", why=f"{type(error).__name__}: {error}")
 
         self._asking = threading.Thread(target=run, name="gpu settings", daemon=True)

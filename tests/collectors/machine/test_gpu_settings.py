@@ -160,3 +160,33 @@ def test_a_command_that_checks_keeps_the_settings_and_another_one_does_not(drive
     with commands._kept_settings(Stop(id=1, reason="")):
         change(driver)
     assert settings(nvml) == (1593, 1200, 400_000)
+
+
+def refused(nvml):
+    def count():
+        raise nvml.NVMLError(999)
+
+    return count
+
+
+def test_what_the_driver_failed_to_set_back_is_told_and_set_back_with_the_next_check(
+    driver, nvml, monkeypatch
+):
+    keeper = SettingsKeeper({}, nvml=nvml, root=True)
+    with monkeypatch.context() as patched, capture_logs() as logs:
+        with keeper.kept():
+            change(driver)
+            patched.setattr(nvml, "nvmlDeviceGetCount", refused(nvml))
+        (told,) = [entry for entry in logs if entry["event"] == "gpu_settings_not_set_back"]
+    assert (told["log_level"], told["gpus"]) == ("warning", ["GPU-00", "GPU-01"])
+    assert settings(nvml) == (1593, 1200, 400_000)
+    run(keeper, lambda: None)
+    assert settings(nvml) == (2619, 1980, 700_000)
+
+
+def test_a_driver_that_failed_once_to_tell_is_asked_with_the_next_check(driver, nvml, monkeypatch):
+    keeper = SettingsKeeper({}, nvml=nvml, root=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(nvml, "nvmlDeviceGetCount", refused(nvml))
+        assert run(keeper, lambda: None) == []
+    assert len(run(keeper, lambda: change(driver))) == 2
