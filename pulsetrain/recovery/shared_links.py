@@ -31,9 +31,7 @@ def shared(findings: Iterable[Observation], switch_of: Mapping[str, str]) -> dic
             by_switch[switch_of[node]].add(node)
     for switch, nodes in by_switch.items():
         if switch and len(nodes) >= LEAST_NODES:
-            why = (
-                f"{len(nodes)} nodes under switch {switch} lost links: the switch is suspected, not the node"
-            )
+            why = f"other nodes under switch {switch} lost links too: it is suspected, not the node"
             found |= dict.fromkeys(nodes, why)
     return found
 
