@@ -64,7 +64,7 @@ def _written(position: RankPosition) -> JsonObject:
         arrivals=position.arrivals,
         in_flight=position.in_flight,
         complete=position.complete,
-        groups=[(group.name, group.members, group.enqueued) for group in groups],
+        groups=[(group.name, group.members, group.enqueued) for group in groups if not group.gone],
         pairs=[
             (groups[pair.group].name, pair.peer, pair.sends, pair.count)
             for pair in position.pairs

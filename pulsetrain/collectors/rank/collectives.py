@@ -16,10 +16,10 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from threading import get_ident
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -28,6 +28,7 @@ from pulsetrain.collectors.rank import stream_end
 from pulsetrain.collectors.rank.blocking import Blocking
 from pulsetrain.collectors.rank.operations import Group, Operation
 from pulsetrain.collectors.rank.phases import RankState, Turns
+from pulsetrain.collectors.rank.split_group import SplitGroup
 from pulsetrain.collectors.rank.stream_end import StreamEnd
 from pulsetrain.protocol.transfer_peer import NO_PEER
 
@@ -49,7 +50,10 @@ class Tracker:
         self.state = state
         self.pending: dict[object, tuple[Operation, int]] = {}
         state.pending, state.poll = self.pending, self.poll
-        self._groups: weakref.WeakKeyDictionary[ProcessGroup, Group] = weakref.WeakKeyDictionary()
+        self._groups: weakref.WeakKeyDictionary[ProcessGroup, Group | SplitGroup] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._attached: list[tuple[weakref.ref[ProcessGroup], Group | SplitGroup]] = []
         self._has_device = False  # operations of a group may end elsewhere than on the host
         self._main = get_ident()
         self._graph_task: Callable[[], int] = torch._C._current_graph_task_id
@@ -63,14 +67,16 @@ class Tracker:
         self, process_group: ProcessGroup, name: str, get_members: Callable[[], Sequence[int]]
     ) -> None:
         """Hook a process group. `get_members` returns its global ranks in group order, once it is in use."""
-        group = Group(
-            self,
-            name,
-            get_members,
-            host_only=_host_only(process_group),
-            timeout_ns=timeout_ns(process_group),
-        )
-        if not group.host_only:
+        limit_ns, sides = timeout_ns(process_group), _sides(process_group)
+        group: Group | SplitGroup
+        if len(sides) > 1:
+            group = SplitGroup(
+                Group(self, name, get_members, host_only=False, timeout_ns=limit_ns),
+                Group(self, f"{name}/cpu", get_members, host_only=True, timeout_ns=limit_ns),
+            )
+        else:
+            group = Group(self, name, get_members, host_only="host" in sides, timeout_ns=limit_ns)
+        if "device" in sides:
             self._has_device = True
             self.state.words[W_DEVICE_REFUSED] = 1
             if self.state.turns is not None:
@@ -78,6 +84,7 @@ class Tracker:
         process_group.register_pre_hook(HOOK_ID, group.before)
         process_group.register_post_hook(HOOK_ID, group.after)
         self._groups[process_group] = group
+        self._attached.append((weakref.ref(process_group), group))
 
     def detach(self, process_groups: Iterable[ProcessGroup]) -> None:
         """Remove the hooks at exit.
@@ -90,11 +97,24 @@ class Tracker:
                 process_group.unregister_pre_hook(HOOK_ID)
                 process_group.unregister_post_hook(HOOK_ID)
 
+    def retire(self, registered: Container[ProcessGroup]) -> None:
+        """Empty the cells of groups that torch knows no more. Their names may come again."""
+        try:
+            for known in self._attached[:]:
+                process_group = known[0]()
+                if process_group is None or process_group not in registered:
+                    for side in _sides_of(known[1]):
+                        side.retire()
+                    self._attached.remove(known)
+        except Exception:  # noqa: BLE001 - the script makes its next group with or without us
+            self.state.fault()
+
     def forget(self) -> None:
         """The attempt is over, and its process groups are gone. What they had in flight will not end."""
         self.pending.clear()
         for group in self._groups.values():
-            group.batch = None
+            for side in _sides_of(group):
+                side.batch = None
         self._backward = -1
         self._left = set()
         if self._reducing:
@@ -404,7 +424,7 @@ class Tracker:
 
         def start(process_group: ProcessGroup, /, *args: P.args, **kwargs: P.kwargs) -> T:
             result = original(process_group, *args, **kwargs)
-            group = self._groups.get(process_group)
+            group = self._group_on(process_group, args[0] if args else kwargs.get("device"))
             if group is not None and group.batch is None:
                 group.batch = []
             return result
@@ -420,15 +440,23 @@ class Tracker:
         """
 
         def end(process_group: ProcessGroup, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            group = self._groups.get(process_group)
+            device = args[0] if args else kwargs.get("device")
+            group = self._group_on(process_group, device)
             batch: list[tuple[Operation, int]] = []
             if group is not None:
                 batch, group.batch = group.batch or [], None
             work = original(process_group, *args, **kwargs)
-            self._end_batch(batch, work, args[0] if args else kwargs.get("device"))
+            self._end_batch(batch, work, device)
             return work
 
         return end
+
+    def _group_on(self, process_group: ProcessGroup, device: object) -> Group | None:
+        """Return what follows the operations of a process group on `device`."""
+        group = self._groups.get(process_group)
+        if isinstance(group, SplitGroup):
+            return group.on(device if isinstance(device, torch.device) else None)
+        return group
 
     def _end_batch(self, batch: Sequence[tuple[Operation, int]], work: object, device: object) -> None:
         try:
@@ -463,10 +491,14 @@ def timeout_ns(process_group: ProcessGroup) -> int:
         return 0
 
 
-def _host_only(process_group: ProcessGroup) -> bool:
-    """Return whether every operation of the group ends on the host.
+def _sides(process_group: ProcessGroup) -> frozenset[Literal["host", "device"]]:
+    """Return where operations of the group end, by its backends. On the host, a wait that returns is the end.
 
-    Then a wait that returns is a completion.
+    One that runs all devices, as MPI, is one side.
     """
     backends = {process_group._get_backend(device).name() for device in process_group._device_types}
-    return backends <= {"gloo", "mpi"}
+    return frozenset("host" if name in ("gloo", "mpi") else "device" for name in backends)
+
+
+def _sides_of(group: Group | SplitGroup) -> Sequence[Group]:
+    return (group.device, group.host) if isinstance(group, SplitGroup) else (group,)

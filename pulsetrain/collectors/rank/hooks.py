@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -41,12 +41,11 @@ def install(handle: Handle) -> None:
 def _hook_groups(tracker: Tracker) -> None:
     from torch.distributed import distributed_c10d as c10d
 
-    def watched_registration(
-        register: Callable[Concatenate[ProcessGroup, P], T],
-    ) -> Callable[Concatenate[ProcessGroup, P], T]:
-        def registered(pg: ProcessGroup, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            result = register(pg, *args, **kwargs)
-            _attach(tracker, pg, c10d._world)
+    def watched_registration(register: Callable[P, T]) -> Callable[P, T]:
+        def registered(*args: P.args, **kwargs: P.kwargs) -> T:
+            tracker.retire(c10d._world.pg_map)
+            result = register(*args, **kwargs)
+            _attach(tracker, kwargs["pg"] if "pg" in kwargs else args[0], c10d._world)
             return result
 
         return registered
@@ -65,7 +64,8 @@ def _members(world: _World, name: str, size: int) -> Sequence[int]:
     return range(size)
 
 
-def _attach(tracker: Tracker, pg: ProcessGroup, world: _World) -> None:
+def _attach(tracker: Tracker, group: object, world: _World) -> None:
+    pg = cast("ProcessGroup", group)
     try:
         tracker.attach(
             pg,

@@ -198,6 +198,15 @@ class Group:
         self.cell = self.state.ring.add_group(
             self._name, self._members, self._timeout_ns, on_device=not self.host_only
         )
+        if self.cell < 0:
+            self.state.fault()
+
+    def retire(self) -> None:
+        """torch has destroyed the group: its cell is free. What was in flight is still recorded."""
+        cell, self.cell = self.cell, -1
+        if cell >= 0:
+            pairs, self._pairs = self._pairs, {}
+            self.state.ring.free_group(cell, [word for word in pairs.values() if word >= 0])
 
     def _kind(self, number: int, name: str) -> Kind:
         phase = self.state.ring.intern(phase_name(name))

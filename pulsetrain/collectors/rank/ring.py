@@ -37,7 +37,8 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -127,7 +128,8 @@ class RingWriter:
     """
 
     __slots__ = (
-        *("_end", "_groups", "_mask", "_name_numbers", "_names", "_pairs", "_pool", "_refilling", "_texts"),
+        *("_end", "_free", "_free_pairs", "_groups", "_mask", "_name_numbers", "_names", "_pairs", "_pool"),
+        *("_pooled", "_refilling", "_texts"),
         *("claim", "drop", "memory", "words"),
     )
 
@@ -148,6 +150,9 @@ class RingWriter:
         self.drop = map(partial(PACK_WORD, self.memory, W_DROPPED * 8), itertools.count(1)).__next__
         self._groups = 0
         self._pairs = self._pool = 0
+        self._free: deque[int] = deque()  # cells of groups that are gone
+        self._free_pairs: list[int] = []
+        self._pooled: dict[tuple[int, ...], int] = {}
         self._texts = 0
         words = self.words
         words[W_PID] = os.getpid()
@@ -288,20 +293,33 @@ class RingWriter:
         """Return the word index of a new group's cell, -1 if the table is full.
 
         `members`: global ranks in order. `timeout_ns`: after which torch ends an operation, 0 if unknown.
-        `on_device`: its operations end on a device.
+        `on_device`: its operations end on a device. Cells of groups that are gone are used once no other is
+        left. The number of cells says by one too many that there was no room.
         """
-        if self._groups >= MAX_GROUPS:
-            return -1
-        cell = GROUPS_AT // 8 + self._groups * GROUP_WORDS
-        first, stride, pool = self._members(members)
         words = self.words
+        if self._groups >= MAX_GROUPS and not self._free:
+            words[W_GROUPS] = MAX_GROUPS + 1
+            return -1
+        fresh = self._groups < MAX_GROUPS
+        cell = GROUPS_AT // 8 + self._groups * GROUP_WORDS if fresh else self._free.popleft()
+        first, stride, pool = self._members(members)
         words[cell + G_NAME] = self.intern(name)
-        words[cell + G_COUNT] = len(members)
         words[cell + G_TIMEOUT], words[cell + G_DEVICE] = timeout_ns, on_device
         words[cell + G_FIRST], words[cell + G_STRIDE], words[cell + G_POOL] = first, stride, pool
-        self._groups += 1
-        words[W_GROUPS] = self._groups
+        words[cell + G_COUNT] = len(members)
+        if fresh:
+            self._groups += 1
+            words[W_GROUPS] = self._groups
         return cell
+
+    def free_group(self, cell: int, pairs: Iterable[int]) -> None:
+        """Empty the cell of a group that is gone, and the words in which its transfers were counted."""
+        for word in range(cell, cell + GROUP_WORDS):
+            self.words[word] = 0
+        for word in pairs:
+            self.words[word - P_COUNT + P_HEAD] = self.words[word] = 0
+            self._free_pairs.append(word)
+        self._free.append(cell)
 
     def _members(self, members: Sequence[int]) -> tuple[int, int, int]:
         """Return (first, stride, -1) for evenly spaced members, else (first, 0, index in the pool or -1)."""
@@ -309,15 +327,23 @@ class RingWriter:
         stride = members[1] - first if len(members) > 1 else 1
         if list(members) == [first + stride * i for i in range(len(members))]:
             return first, stride, -1
+        known = self._pooled.get(tuple(members))
+        if known is not None:
+            return first, 0, known
         if self._pool + len(members) > MAX_MEMBERS:
             return first, 0, -1
         at = MEMBERS_AT + self._pool * 4
         self.memory[at : at + 4 * len(members)] = np.asarray(members, "<u4").tobytes()
+        self._pooled[tuple(members)] = pool = self._pool
         self._pool += len(members)
-        return first, 0, self._pool - len(members)
+        return first, 0, pool
 
     def add_pair(self, head: int) -> int:
         """Return the index of the word in which to count what `layout.pair_head` names, -1 for no room."""
+        if self._free_pairs:
+            word = self._free_pairs.pop()
+            self.words[word - P_COUNT + P_HEAD] = head
+            return word
         if self._pairs >= MAX_PAIRS:
             self.words[W_PAIRS] = -1
             return -1

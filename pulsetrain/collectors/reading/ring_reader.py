@@ -189,19 +189,22 @@ class RingReader:
         pairs, groups = int(self._words[W_PAIRS]), int(self._words[W_GROUPS])
         names = self.names
         cells = tuple(self._group(i, names) for i in range(min(max(groups, 0), MAX_GROUPS)))
-        counts = tuple(self._pair(i) for i in range(min(pairs, MAX_PAIRS) if pairs >= 0 else MAX_PAIRS))
+        read = (self._pair(i) for i in range(min(pairs, MAX_PAIRS) if pairs >= 0 else MAX_PAIRS))
+        counts = tuple(pair for pair in read if pair is not None)
         return RankPosition(
             stands=stands and self.stands,
             arrivals=int(self._words[W_STANDS]) & 0xFFFFFFFF,
             in_flight=int(self._words[W_IN_FLIGHT]),
             ran_on=int(self._words[W_RAN_ON]),
-            complete=pairs >= 0 and groups < MAX_GROUPS,
+            complete=pairs >= 0 and groups <= MAX_GROUPS,
             groups=cells,
             pairs=counts,
         )
 
-    def _pair(self, index: int) -> PairCount:
+    def _pair(self, index: int) -> PairCount | None:
         at = PAIRS_AT // 8 + index * PAIR_WORDS
+        if not self._words[at]:  # of a group that is gone
+            return None
         group, peer, sends = read_pair_head(int(self._words[at]))
         return PairCount(group=group, peer=peer, sends=sends, count=int(self._words[at + 1]))
 
@@ -303,7 +306,7 @@ class RingReader:
             dropped=self.dropped,
             errors=int(words[W_ERRORS]),
             stack=tuple(open_phase(int(head), int(start), names) for head, start in stack),
-            groups=tuple(self._group(i, names) for i in range(count)),
+            groups=tuple(group for i in range(count) if not (group := self._group(i, names)).gone),
             resumed_step=int(words[W_RESUMED]),
             saved=read_cell(self._memory, SAVED_AT),
             loaded=read_cell(self._memory, LOADED_AT),

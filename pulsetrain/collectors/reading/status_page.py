@@ -39,6 +39,11 @@ class GroupCell:
     timeout_ns: int = 0
     on_device: bool = False
 
+    @property
+    def gone(self) -> bool:
+        """Whether the cell is empty: its group was destroyed."""
+        return not self.name and not self.members
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StatusPage:

@@ -367,3 +367,50 @@ def test_a_work_that_tells_its_end_only_to_who_waits_ends_when_its_output_is_wai
     side.tracker.watched_wait_for_any(lambda tensors: tensors)([outputs[0], torch.zeros(1)])
     assert side.numbers() == [1]
     assert watched.errors == 0
+
+
+class TwoBackends:
+    """A process group of `cpu:gloo,cuda:nccl` without a process behind it."""
+
+    _device_types = (torch.device("cpu"), torch.device("cuda"))
+
+    def _get_backend(self, device):
+        name = {"cpu": "gloo", "cuda": "nccl"}[device.type]
+        return SimpleNamespace(name=lambda: name, options=None)
+
+    def register_pre_hook(self, _, hook):
+        self.before = hook
+
+    def register_post_hook(self, _, hook):
+        self.after = hook
+
+
+def on_host(call):
+    tensor = call.input_tensors[0]
+    tensor.is_cuda, tensor.device = False, torch.device("cpu")
+    return call
+
+
+def test_operations_on_the_host_have_other_numbers_than_those_on_devices(watched, device):
+    tracker, group = Tracker(watched.handle.state), TwoBackends()
+    tracker.attach(group, "world", lambda: (0, 1))
+    for number, place in enumerate(("cuda", "cpu", "cuda", "cpu")):
+        call = Call(number, Work())
+        group.before(call := on_host(call) if place == "cpu" else call)
+        group.after(call)
+    told = {(cell.name, cell.enqueued, cell.on_device) for cell in watched.reader.status().groups}
+    assert told == {("world", 2, True), ("world/cpu", 2, False)}
+
+
+def test_what_is_waited_for_on_the_host_has_ended_in_a_group_of_two_backends(watched, device):
+    tracker, group = Tracker(watched.handle.state), TwoBackends()
+    tracker.attach(group, "world", lambda: (0, 1))
+    wait = tracker.watched_wait(lambda work: True)
+    for number in range(100):
+        call = on_host(Call(number, Work()))
+        call.name = SimpleNamespace(value=7, name="REDUCE_SCATTER_BASE")
+        group.before(call)
+        group.after(call)
+        wait(call.work)
+    assert not tracker.pending
+    assert watched.errors == 0

@@ -32,6 +32,31 @@ assert reader.status().errors == 0
 """
 
 
+AGAIN = (
+    SCRIPT.split("later = ")[0]
+    + """
+from torch.distributed import distributed_c10d as c10d
+for _ in range(300):
+    group = dist.new_group([0])
+    dist.all_reduce(torch.ones(1), group=group)
+    dist.destroy_process_group(group)
+dist.all_reduce(torch.ones(1))
+kept = [(cell.name, cell.enqueued) for cell in reader.status().groups]
+assert len(kept) == 2 and ("world", 1) in kept, kept     # a group that is gone leaves with the next one
+assert reader.position().complete
+dist.destroy_process_group()
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+assert not reader.status().groups, reader.status().groups
+dist.all_reduce(torch.ones(1))
+assert [(c.name, c.enqueued) for c in reader.status().groups] == [("world", 1)]
+world = c10d._get_default_group()
+more = {"backend_name": "gloo", "store": dist.HashStore(), "group_name": "9", "backend_config": ""}
+c10d._register_pg_in_world(pg=world, **more)  # as `shrink_group` does
+assert reader.status().errors == 0
+"""
+)
+
+
 @pytest.mark.parametrize(
     ("name", "description", "recorded"),
     [("3", "mesh_tp", "mesh_tp:3"), ("0", "default_pg", "world"), ("5", "undefined", "5"), ("5", "", "5")],
@@ -50,6 +75,7 @@ def test_the_start_of_a_batch_is_watched_as_its_end_is(watched, monkeypatch):
 
 
 @pytest.mark.integration
-def test_groups_made_before_and_after_the_hooks_are_recorded():
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=110)
+@pytest.mark.parametrize("script", [SCRIPT, AGAIN], ids=["before and after the hooks", "again and again"])
+def test_groups_are_recorded_that_are_made(script):
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr

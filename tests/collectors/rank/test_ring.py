@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsetrain.collectors.layout import MAX_NAMES, W_READ
+from pulsetrain.collectors.layout import MAX_GROUPS, MAX_NAMES, W_READ, pair_head
 from pulsetrain.collectors.rank.ring import create_ring
 from tests.collectors.rank.both_ends import CAPACITY, Ring
 
@@ -118,3 +118,28 @@ def test_a_second_reader_goes_on_where_the_first_stopped():
     fd = create_ring(64)
     os.close(fd)
     assert ring.writer.words[W_READ] == 1
+
+
+def test_the_cells_of_groups_that_are_gone_are_used_again():
+    ring = Ring()
+    writer, uneven = ring.writer, (0, 1, 5)
+    kept = writer.add_group("kept", (0, 1))
+    for _ in range(3 * MAX_GROUPS):
+        cell = writer.add_group("late", uneven)
+        assert cell > kept
+        writer.free_group(cell, [writer.add_pair(pair_head(1, 5, sends=True))])
+    last = writer.add_group("last", uneven)
+    assert last > kept
+    assert [(g.name, g.members) for g in ring.reader.status().groups] == [("kept", (0, 1)), ("last", uneven)]
+    position = ring.reader.position()
+    assert position.complete
+    assert position.pairs == ()
+
+
+def test_a_group_without_room_for_its_cell_is_told():
+    ring = Ring()
+    cells = [ring.writer.add_group(str(number), (0, 1)) for number in range(MAX_GROUPS)]
+    assert ring.reader.position().complete
+    assert ring.writer.add_group("one more", (0, 1)) == -1
+    assert not ring.reader.position().complete
+    assert min(cells) > 0

@@ -185,11 +185,11 @@ def _watch_transfers(auto: Auto, coordinates: Coordinates) -> None:
 
 
 def _watch_groups(module: ModuleType, coordinates: Coordinates, fault: Callable[[], None]) -> None:
-    def registered(_: object, group: ProcessGroup, *args: object, **kwargs: object) -> None:
-        if group.group_desc == "default_pg":
-            coordinates.note(ASSUMED, {"dp": group.rank()})
-        elif axis := axis_of(group.group_desc):
-            coordinates.note("process groups", {axis: group.rank()})
+    def registered(_: object, pg: ProcessGroup, *args: object, **kwargs: object) -> None:
+        if pg.group_desc == "default_pg":
+            coordinates.note(ASSUMED, {"dp": pg.rank()})
+        elif axis := axis_of(pg.group_desc):
+            coordinates.note("process groups", {axis: pg.rank()})
 
     call_after(module, "_register_pg_in_world", registered, fault)
 
