@@ -132,8 +132,10 @@ def kind_of(name: str, members: frozenset[int] | None, mesh: Mapping[str, frozen
 
     >>> kind_of("mesh_tp:3", None, {}), kind_of("dp-0", None, {}), kind_of("7", frozenset({0, 8}), {})
     ('tp', 'dp', '')
+    >>> kind_of("world/cpu", None, {})
+    'world'
     """
-    plain = re.sub(r"[:-]\d+$", "", name).removeprefix("mesh_")
+    plain = re.sub(r"[:-]\d+$", "", name.removesuffix("/cpu")).removeprefix("mesh_")
     if plain == "world":
         return "world"
     if axis := axis_of(plain):
