@@ -44,7 +44,7 @@ from pulsetrain.stream.spool.transport import HttpTransport, Transport
 class AgentSetup:
     """What one agent is assembled from. `file` is the configuration file, `folder` the node's own.
 
-    `say` tells a person one line.
+    `say` tells a person one line. `keep_hub` is `LocalHub.keep` of a hub of the run's own.
     """
 
     options: LaunchOptions
@@ -53,6 +53,7 @@ class AgentSetup:
     hub: HubAddress
     folder: Path
     say: Callable[[str], None] = lambda _: None
+    keep_hub: Callable[[], bool] = lambda: True
 
     @cached_property
     def identity(self) -> NodeIdentity:
@@ -114,7 +115,7 @@ def assemble(setup: AgentSetup, zygotes: ZygoteHolder) -> Iterator[Agent]:
                 *inspector.loops,
             ),
         )
-        agent = Agent(identity, config, setup.hub, parts)
+        agent = Agent(identity, config, setup.hub, parts, keep_hub=setup.keep_hub)
         stack.callback(agent.close)
         recorder.start()
         inspector.start()

@@ -35,6 +35,8 @@ class AgentConfig:
     Only where the agent has storage. 0: it is lost, up to the last step that was persisted."""
     finish_grace_s: float = 60.0
     """How long to wait for a hub that is away once every rank has ended with status 0."""
+    failed_grace_s: float = 600.0
+    """How long to wait for a hub that is away once a rank has failed. Then the agent ends with its status."""
     quiet_usage_s: float = 0.7
     """A rank that ends with status 2 and prints nothing is reported this much later, so that the rank that
     prints the reason is reported first."""

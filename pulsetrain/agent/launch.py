@@ -64,7 +64,7 @@ def launch(options: LaunchOptions, say: Say) -> Outcome:
         own = stack.enter_context(local_hub(hub_folder))
         say(f"dashboard  {own.dashboard or 'none'}")
         say(f"data       {hub_folder}")
-        outcome = _run_agent(setup(hub=own.address), zygotes, signals)
+        outcome = _run_agent(setup(hub=own.address, keep_hub=own.keep), zygotes, signals)
         wait_for_guests(hub_folder, say, interrupted=lambda: bool(signals))
         return outcome
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import Literal, TypedDict, cast
+from urllib.parse import urlsplit
 
+from pulsetrain.agent.hub_keeper import HubKeeper
 from pulsetrain.agent.launch_options import HubOptions
-from pulsetrain.agent.processes import zygote_protocol
 from pulsetrain.core.errors import PulsetrainError, UsageError
 from pulsetrain.core.private_file import make_private_folder
 from pulsetrain.core.process_identity import is_process, process_identity
@@ -25,6 +24,12 @@ from pulsetrain.protocol.client import HubAddress, data_folder, find_hub
 START_TIMEOUT_S = 180.0  # its imports may come over a slow network file system
 STOP_TIMEOUT_S = 8.0
 POLL_S = 0.5
+
+# The hub ends with the thread that started it.
+BOOT = (
+    "import signal, sys; from pulsetrain.agent.processes.zygote_protocol import die_with; "
+    "die_with(int(sys.argv.pop(1)), signal.SIGTERM); from pulsetrain.cli import main; main()"
+)
 
 
 class HubFacts(TypedDict):
@@ -41,10 +46,15 @@ class HubFacts(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalHub:
-    """A hub that this process runs. `dashboard` is "" where it has none."""
+    """A hub that this process runs. `dashboard` is "" where it has none.
+
+    `keep`, called on the main thread, starts the hub again where it has ended. It returns False where that
+    was tried in vain.
+    """
 
     address: HubAddress
     dashboard: str
+    keep: Callable[[], bool] = lambda: True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,13 +122,15 @@ def local_hub(
     Call it from the main thread: the hub gets SIGTERM when that thread ends. Raises `PulsetrainError` with
     the hub's own last line where it does not start.
     """
-    process = _start(folder, dashboard=dashboard)
+    ports = ["--port", "0", *(["--dashboard-port", "0"] if dashboard else ["--no-dashboard"])]
+    keeper = HubKeeper(_start(folder, ports), lambda: _start(folder, ports, log_mode="ab"))
     try:
-        facts = _await_facts(process, folder, timeout_s)
+        facts = _await_facts(keeper.process, folder, timeout_s)
+        ports[:] = _same_ports(facts)
         address = HubAddress(url=facts["url"], token=facts["token"], ca=facts.get("ca", ""))
-        yield LocalHub(address=address, dashboard=facts.get("dashboard", ""))
+        yield LocalHub(address=address, dashboard=facts.get("dashboard", ""), keep=keeper.keep)
     finally:
-        _stop(process)
+        _stop(keeper.process)
 
 
 def wait_for_guests(
@@ -180,18 +192,27 @@ def _text(mark: Path) -> str:
         return ""
 
 
-def _start(folder: Path, *, dashboard: bool) -> subprocess.Popen[bytes]:
+def _start(
+    folder: Path, ports: Sequence[str], log_mode: Literal["wb", "ab"] = "wb"
+) -> subprocess.Popen[bytes]:
     make_private_folder(folder)
-    ports = ["--port", "0", *(["--dashboard-port", "0"] if dashboard else ["--no-dashboard"])]
-    with (folder / "hub.log").open("wb") as log:
+    words = ["serve", "--data", str(folder), *ports]
+    with (folder / "hub.log").open(log_mode) as log:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "pulsetrain.cli", "serve", "--data", str(folder), *ports],
+            [sys.executable, "-P", "-c", BOOT, str(os.getpid()), *words],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,  # Ctrl-C is for the agent, which ends the hub last
-            preexec_fn=partial(zygote_protocol.die_with, os.getpid(), signal.SIGTERM),  # no thread runs yet
         )
+
+
+def _same_ports(facts: HubFacts) -> list[str]:
+    """Arguments with which the hub serves where it did."""
+    ports = ["--port", str(urlsplit(facts["url"]).port)]
+    if facts.get("dashboard"):
+        return [*ports, "--dashboard-port", str(urlsplit(facts["dashboard"]).port)]
+    return [*ports, "--no-dashboard"]
 
 
 def _await_facts(process: subprocess.Popen[bytes], folder: Path, timeout_s: float) -> HubFacts:

@@ -11,6 +11,7 @@ import queue
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -72,8 +73,11 @@ class Agent:
         parts: NodeParts,
         *,
         clock: Clock | None = None,
+        keep_hub: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`keep_hub` starts the hub of the run again where it has ended; False: it will not return."""
         self._config, self._clock = config, clock or SystemClock()
+        self._keep_hub = keep_hub
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._monitor = LoopMonitor(
             "supervise", stale_after_s=max(STALE_AFTER_S, 3 * config.heartbeat_s), clock=self._clock
@@ -87,14 +91,14 @@ class Agent:
             on_launched=lambda: self._events.put(_Launched()),
         )
         self._heartbeat_due_s = 0.0
-        self._finished_since_s: float | None = None
+        self._alone_since_s: float | None = None
 
     def run(self) -> Outcome:
         """Serve the hub until the agent has to end.
 
-        It ends when the hub sends it away, when a signal comes, and when every rank has finished while the
-        hub is away for long. Raises `AuthError` or `UsageError` where the hub refuses this agent or a preload
-        fails.
+        It ends when the hub sends it away, when a signal comes, and when every rank has finished or one has
+        failed while the hub is away for long. Raises `AuthError` or `UsageError` where the hub refuses this
+        agent or a preload fails.
         """
         self.node.link.start()
         self._await_imports()
@@ -134,7 +138,7 @@ class Agent:
             self._heartbeat_due_s = now_s + self._config.heartbeat_s
             self.node.send_heartbeat()
         self.node.zygotes.replace_dead()
-        return self._finish_alone(now_s)
+        return self._finish_alone(now_s, hub_returns=self._keep_hub())
 
     def _longest_wait_s(self) -> float:
         if self.node.warming_up:
@@ -195,17 +199,31 @@ class Agent:
         else:
             self.node.report_exit(report)
 
-    def _finish_alone(self, now_s: float) -> Outcome | None:
-        """The outcome where every rank has finished and the hub has been away for long since."""
-        ranks = self.node.ranks.all
-        alone = not self.node.link.connected.is_set()
-        if not (ranks and alone and all(rank.code == 0 for rank in ranks)):
-            self._finished_since_s = None
+    def _finish_alone(self, now_s: float, *, hub_returns: bool) -> Outcome | None:
+        """The outcome where nothing is left to do without the hub, which has been away for long since.
+
+        Every rank has finished, or one has failed, which only the hub can mend.
+        """
+        codes = [rank.code for rank in self.node.ranks.all]
+        failed, finished = any(codes), bool(codes) and all(code == 0 for code in codes)
+        if self.node.link.connected.is_set() or not (failed or finished):
+            self._alone_since_s = None
             return None
-        self._finished_since_s = now_s if self._finished_since_s is None else self._finished_since_s
-        if now_s - self._finished_since_s <= self._config.finish_grace_s:
+        self._alone_since_s = now_s if self._alone_since_s is None else self._alone_since_s
+        grace_s = self._config.failed_grace_s if failed else self._config.finish_grace_s
+        if hub_returns and now_s - self._alone_since_s <= grace_s:
             return None
-        return Outcome(exit_code=0, reason="every rank ended with status 0; the hub is away")
+        if finished:
+            return Outcome(exit_code=0, reason="every rank ended with status 0; the hub is away")
+        return self._fail_alone()
+
+    def _fail_alone(self) -> Outcome | None:
+        """The outcome of a failed rank. None until its end is known, see `quiet_usage_s`."""
+        culprit = self.node.culprit
+        if culprit is None:
+            return None
+        reason = "a rank failed; the hub is away"
+        return Outcome(exit_code=culprit.code, reason=reason, culprit=culprit, persist=True)
 
     def _leave(self, leave: Leave, send_reply: SendReply) -> Outcome:
         culprit = self.node.culprit

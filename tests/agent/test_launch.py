@@ -160,3 +160,20 @@ def test_a_usage_error_of_the_script_ends_the_run_at_once(tmp_path):
     assert run.code == 2
     assert run.err.splitlines()[-1] == "pulsetrain: script: needs 8 ranks"
     assert "attempt_1" not in {p.name for p in (tmp_path / "data").rglob("attempt_*")}
+
+
+HUB_DIES = """
+import glob, json, os, signal, sys, time
+if os.environ["PULSETRAIN_ATTEMPT"] == "0":
+    facts = json.load(open(glob.glob(os.environ["PULSETRAIN_DATA"] + "/runs/*/hub.json")[0]))
+    os.kill(facts["pid"], signal.SIGKILL)
+    sys.exit(3)
+print("goes on")
+"""
+
+
+@pytest.mark.integration
+def test_a_hub_of_its_own_that_was_killed_recovers_the_job(tmp_path):
+    run = Run(tmp_path, HUB_DIES, [])
+    assert run.code == 0, run.err
+    assert run.out.splitlines() == ["[0] goes on"]

@@ -206,28 +206,64 @@ def test_a_preload_that_fails_ends_the_agent(agent):
     assert isinstance(a.error, Unavailable)
 
 
-def test_finished_ranks_wait_for_a_hub_that_is_away_and_then_end(hub):
-    clock = Clock()
-    parts = NodeParts(
-        ranks=FakeRanks,
-        zygotes=FakeZygotes(),
-        checkpoints=FakeCheckpoints(),
-        recorder=FakeRecorder(),
-    )
-    agent = Agent(IDENTITY, CONFIG, HubAddress(url=hub.url, token=TOKEN), parts, clock=clock)
-    ranks = agent.node.ranks
-    start = Start(id=1, job="job", attempt=0, node_rank=0, world=(), store_address="h", store_port=1)
-    ranks.spawn(None, start, {0: 0, 1: 0})
-    assert agent.turn() is None
-    for rank in ranks.all:
+class Alone:
+    """An agent without its hub whose ranks run. Its loop turns when the test says so."""
+
+    def __init__(self, hub):
+        self.clock, self.hub_returns = Clock(), True
+        parts = NodeParts(
+            ranks=FakeRanks,
+            zygotes=FakeZygotes(),
+            checkpoints=FakeCheckpoints(),
+            recorder=FakeRecorder(),
+        )
+        address = HubAddress(url=hub.url, token=TOKEN)
+        self.agent = Agent(
+            IDENTITY, CONFIG, address, parts, clock=self.clock, keep_hub=lambda: self.hub_returns
+        )
+        self.ranks = self.agent.node.ranks
+        start = Start(id=1, job="job", attempt=0, node_rank=0, world=(), store_address="h", store_port=1)
+        self.ranks.spawn(None, start, {0: 0, 1: 0})
+        assert self.agent.turn() is None
+
+    def turn(self, seconds=0.0):
+        self.clock.now_s += seconds
+        return self.agent.turn()
+
+
+@pytest.fixture
+def alone(hub):
+    alone = Alone(hub)
+    yield alone
+    alone.agent.close()
+
+
+def test_finished_ranks_wait_for_a_hub_that_is_away_and_then_end(alone):
+    for rank in alone.ranks.all:
         rank.code = 0
-    assert agent.turn() is None
-    clock.now_s += CONFIG.finish_grace_s
-    assert agent.turn() is None
-    clock.now_s += 0.01
-    outcome = agent.turn()
+    assert alone.turn() is None
+    assert alone.turn(CONFIG.finish_grace_s) is None
+    outcome = alone.turn(0.01)
     assert outcome.reason == "every rank ended with status 0; the hub is away"
-    agent.close()
+
+
+def test_a_failed_rank_waits_for_a_hub_that_is_away_and_then_ends_the_agent(alone):
+    alone.ranks.end(alone.ranks.all[1], 3)
+    assert alone.turn() is None
+    assert alone.turn(CONFIG.failed_grace_s) is None
+    outcome = alone.turn(0.01)
+    assert (outcome.exit_code, outcome.persist, outcome.culprit.rank) == (3, True, 1)
+
+
+def test_ranks_that_train_are_left_alone_though_the_hub_does_not_return(alone):
+    alone.hub_returns = False
+    assert alone.turn(10 * CONFIG.failed_grace_s) is None
+
+
+def test_a_failed_rank_ends_the_agent_at_once_where_the_hub_does_not_return(alone):
+    alone.hub_returns = False
+    alone.ranks.end(alone.ranks.all[0], -9)
+    assert alone.turn().exit_code == -9
 
 
 def test_a_loop_that_turns_rarely_by_its_configuration_is_not_stale(hub):
