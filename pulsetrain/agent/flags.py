@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +43,6 @@ _IGNORED = {
     "--log-line-prefix-template": "a line begins with the rank in brackets",
     "--duplicate-stdout-filters": "use the log files, or --log-dir",
     "--duplicate-stderr-filters": "use the log files, or --log-dir",
-    "--signals-to-handle": "SIGINT, SIGTERM, SIGQUIT and SIGHUP end the ranks",
     "--shutdown-timeout": "agent.kill_grace_s of --config says how long ranks may take to end",
 }
 _REFUSED = {
@@ -102,6 +102,11 @@ _TORCHRUN = (
     _torchrun("--role", default="default", hidden=True),
     _torchrun("--rdzv-id", metavar="NAME", help="Same as --job."),
     _torchrun("--local-addr", metavar="IP", help="Same as --address."),
+    _torchrun(
+        "--signals-to-handle",
+        metavar="NAMES",
+        help="These end the run too, as SIGUSR1. SIGINT, SIGTERM, SIGQUIT and SIGHUP always do.",
+    ),
     _torchrun("--local-ranks-filter", metavar="0,1", help="Echo only these local ranks."),
 )
 _OURS = (
@@ -198,6 +203,7 @@ class LaunchFlags(TypedDict):
     role: str
     rdzv_id: str | None
     local_addr: str | None
+    signals_to_handle: str | None
     local_ranks_filter: str | None
     hub: str | None
     token: str | None
@@ -268,6 +274,7 @@ def launch_options(
         replay=_replay(flags["replay"], program),
         auto=not flags["no_auto"],
         kafka=flags["kafka"],
+        end_signals=_signals(flags["signals_to_handle"]),
     )
 
 
@@ -366,6 +373,18 @@ def _local_ranks(text: str | None) -> frozenset[int]:
     if not all(part.isdecimal() for part in parts):
         raise UsageError(f"--local-ranks-filter={text}: allowed: numbers with commas between, as 0,1")
     return frozenset(int(part) for part in parts)
+
+
+def _signals(text: str | None) -> tuple[int, ...]:
+    """The numbers of signals that are named with commas between."""
+    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    signals = [signal.Signals.__members__.get(name) for name in names]
+    found = tuple(each for each in signals if each not in (None, signal.SIGKILL, signal.SIGSTOP))
+    if len(found) < len(names):
+        raise UsageError(
+            f"--signals-to-handle={text}: allowed: names with commas between, as SIGUSR1,SIGTERM"
+        )
+    return tuple(int(each) for each in found if each is not None)
 
 
 def _path(text: str | None) -> Path | None:

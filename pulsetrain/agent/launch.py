@@ -87,7 +87,9 @@ def _run_agent(setup: AgentSetup, zygotes: ZygoteHolder, signals: list[int]) -> 
             agent.interrupt(signum)
 
         patience_s = setup.config.kill_grace_s + setup.config.persist_at_end_s
-        EndSignals(interrupt, patience_s=patience_s).install()
+        EndSignals(
+            interrupt, patience_s=patience_s, forward=agent.forward, also=setup.options.end_signals
+        ).install()
         outcome = agent.run()
         grace_s = setup.config.kill_grace_s if outcome.exit_code > 128 else 0.0
         agent.close(grace_s=grace_s, persist=outcome.persist)

@@ -92,6 +92,8 @@ class LaunchOptions:
     """Brokers that get the records instead of the hub."""
     auto: bool = True
     """Infer what the script does not say. The environment's `PULSETRAIN_AUTO=0` turns it off too."""
+    end_signals: tuple[int, ...] = ()
+    """Signals that end the run, besides those that always do."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     @property

@@ -25,9 +25,11 @@ START_TIMEOUT_S = 180.0  # its imports may come over a slow network file system
 STOP_TIMEOUT_S = 8.0
 POLL_S = 0.5
 
-# The hub ends with the thread that started it.
+# The hub ends with the thread that started it. Signals that are for ranks do nothing to it.
 BOOT = (
-    "import signal, sys; from pulsetrain.agent.processes.zygote_protocol import die_with; "
+    "import signal, sys; signal.signal(signal.SIGUSR1, signal.SIG_IGN); "
+    "signal.signal(signal.SIGUSR2, signal.SIG_IGN); "
+    "from pulsetrain.agent.processes.zygote_protocol import die_with; "
     "die_with(int(sys.argv.pop(1)), signal.SIGTERM); from pulsetrain.cli import main; main()"
 )
 

@@ -55,11 +55,16 @@ class _SignalReceived:
     signum: int
 
 
+@dataclass(frozen=True)
+class _SignalForRanks:
+    signum: int
+
+
 class _Launched:
     """Ranks of a new attempt are running: from now on a first step is awaited."""
 
 
-_Event = _RankEnded | _QuietExit | _LeaveReceived | _SignalReceived | _Launched
+_Event = _RankEnded | _QuietExit | _LeaveReceived | _SignalReceived | _SignalForRanks | _Launched
 
 
 class Agent:
@@ -118,6 +123,10 @@ class Agent:
     def interrupt(self, signum: int) -> None:
         """A signal came. A signal handler may call this."""
         self._events.put(_SignalReceived(signum))
+
+    def forward(self, signum: int) -> None:
+        """A signal came that is for the ranks. A signal handler may call this."""
+        self._events.put(_SignalForRanks(signum))
 
     def close(self, *, grace_s: float = 0.0, persist: bool = False) -> None:
         """End all ranks, the zygote and the connection, in that order. With `persist`, keep what is saved."""
@@ -181,6 +190,8 @@ class Agent:
                 self.node.report_exit(report)
             case _LeaveReceived(command, send_reply):
                 return self._leave(command, send_reply)
+            case _SignalForRanks(signum):
+                self.node.ranks.forward(signum)
             case _SignalReceived(signum):
                 name = signal.Signals(signum).name
                 reason = f"ended by {name}"

@@ -80,12 +80,16 @@ class FakeRanks:
         self.all: tuple[FakeRank, ...] = ()
         self.stuck = False
         self.graces: list[float] = []
+        self.forwarded: list[int] = []
         self.kept: list[int] = []
         self.not_kept: dict[int, str] = {}
         self.asked_to_keep: list[tuple[tuple[int, ...], float]] = []
         self.dropped = self.parked = 0
         self.devices = io.BytesIO()  # something that can be closed
         self.lacks_program = ""
+
+    def forward(self, signum: int) -> None:
+        self.forwarded.append(signum)
 
     def refuse_update(self, update: ProgramUpdate) -> None:
         if update.number and self.lacks_program:

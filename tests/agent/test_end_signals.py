@@ -16,10 +16,15 @@ def end():
 
     class End:
         clock = FakeClock()
-        asked, ended = [], []
+        asked, ended, forwarded = [], [], []
 
     End.signals = EndSignals(
-        End.asked.append, patience_s=PATIENCE_S, clock=End.clock, end_now=End.ended.append
+        End.asked.append,
+        patience_s=PATIENCE_S,
+        forward=End.forwarded.append,
+        also=[signal.SIGUSR2],
+        clock=End.clock,
+        end_now=End.ended.append,
     )
     return End
 
@@ -46,3 +51,11 @@ def test_a_terminal_that_is_gone_hurries_nobody(end):
     end.clock.now_s += 2 * PATIENCE_S
     end.signals.handle(signal.SIGHUP)
     assert (end.asked, end.ended) == ([signal.SIGHUP], [])
+
+
+def test_signals_of_the_users_own_are_for_the_ranks_unless_they_are_to_end_the_run(end):
+    end.signals.handle(signal.SIGUSR1)
+    assert (end.asked, end.forwarded) == ([], [signal.SIGUSR1])
+    end.signals.handle(signal.SIGUSR2)
+    end.signals.handle(signal.SIGUSR2)  # a scheduler repeats it
+    assert (end.asked, end.ended, end.forwarded) == ([signal.SIGUSR2], [], [signal.SIGUSR1])

@@ -1,5 +1,6 @@
 """torchrun's flags, and Pulsetrain's own, as options of a launch."""
 
+import signal
 from pathlib import Path
 
 import click
@@ -69,11 +70,19 @@ def test_flags_without_effect_are_noted(parse):
 
 
 def test_short_spellings_and_newer_flags_of_torchrun_are_noted(parse):
-    words = ("-r", "3", "-t", "0:1,1:2", "--signals_to_handle", "SIGUSR1", "--shutdown-timeout", "9")
+    words = ("-r", "3", "-t", "0:1,1:2", "--shutdown-timeout", "9")
     _, notes = parse(*words, "--log-line-prefix-template", "x", "train.py")
     assert {note.split()[1] for note in notes} == {
-        "--redirects", "--tee", "--signals-to-handle", "--shutdown-timeout", "--log-line-prefix-template",
+        "--redirects", "--tee", "--shutdown-timeout", "--log-line-prefix-template",
     }  # fmt: skip
+
+
+def test_signals_that_end_the_run_too_are_named_as_for_torchrun(parse):
+    options, notes = parse("--signals_to_handle", "SIGTERM, SIGUSR1", "train.py")
+    assert (set(options.end_signals), notes) == ({signal.SIGTERM, signal.SIGUSR1}, [])
+    for wrong in ("SIGNONE", "SIGUSR1,SIGKILL"):
+        with pytest.raises(UsageError, match=f"--signals-to-handle={wrong}: allowed: names"):
+            parse("--signals-to-handle", wrong, "train.py")
 
 
 PET = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "3", "PET_MAX_RESTARTS": "7", "PET_RDZV_ID": "gpt"}

@@ -162,6 +162,28 @@ def test_a_usage_error_of_the_script_ends_the_run_at_once(tmp_path):
     assert "attempt_1" not in {p.name for p in (tmp_path / "data").rglob("attempt_*")}
 
 
+USER_SIGNAL = """
+import os, pathlib, signal, time
+parent = pathlib.Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1]
+if os.environ["RANK"] == "0":
+    told = []
+    signal.signal(signal.SIGUSR1, lambda *_: told.append("told"))
+    os.kill(os.getppid(), signal.SIGUSR1)
+    os.kill(int(parent), signal.SIGUSR1)
+    while not told:
+        time.sleep(0.01)
+    print(told[0])
+time.sleep(0.1)
+"""
+
+
+@pytest.mark.integration
+def test_a_signal_of_the_users_own_reaches_the_ranks_that_have_a_handler(tmp_path):
+    run = Run(tmp_path, USER_SIGNAL, "--nproc-per-node=2", [])
+    assert run.code == 0, run.err
+    assert run.out.splitlines() == ["[0] told"]
+
+
 HUB_DIES = """
 import glob, json, os, signal, sys, time
 if os.environ["PULSETRAIN_ATTEMPT"] == "0":

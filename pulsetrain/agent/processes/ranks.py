@@ -17,6 +17,7 @@ from pulsetrain.agent.processes.kept_ranks import Seat, Seated
 from pulsetrain.agent.processes.process_images import Manifest, ProcessImages, clock_ahead_ns, ring_of
 from pulsetrain.agent.processes.program_check import check_program
 from pulsetrain.agent.processes.rank import NodeIdentity, Program, Rank, rank_environment
+from pulsetrain.agent.processes.signal_state import listeners, listens
 from pulsetrain.agent.processes.zygote import Zygote
 from pulsetrain.agent.processes.zygote_protocol import RankProcess
 from pulsetrain.collectors.machine.tail import Tail
@@ -163,6 +164,22 @@ class Ranks:
     def look_at_devices(self, *, stepped: bool) -> None:
         """Ranks that share devices may have said who holds which shard. `stepped`: they have done a step."""
         self.devices.look(self.all, stepped=stepped)
+
+    def forward(self, signum: int) -> None:
+        """Pass a signal on to every rank that has a handler for it. The others would die of it.
+
+        What a rank started gets it only where the rank is a program that does not listen, such as a shell.
+        """
+        for rank in self.alive:
+            if rank.pid <= 0:
+                continue
+            if self._program.mode == "exec":
+                pids = listeners(rank.pid, signum)
+            else:
+                pids = [rank.pid] if listens(rank.pid, signum) else []
+            for pid in pids:
+                with contextlib.suppress(OSError):  # it has just ended
+                    os.kill(pid, signum)
 
     def stop(self, zygote: Zygote, grace_s: float) -> None:
         """End every rank: SIGTERM and SIGCONT, then SIGKILL after `grace_s`; returns once none is left.

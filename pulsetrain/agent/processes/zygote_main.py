@@ -16,9 +16,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import FrameType
+from typing import Any
 
 from pulsetrain.agent.processes import rank_main, zygote_protocol
+from pulsetrain.agent.processes.signal_state import ignores, listens
 from pulsetrain.agent.processes.zygote_protocol import (
     Event,
     ForkRequest,
@@ -40,7 +43,9 @@ PRELOAD = (
     "pulsetrain.checkpoint.checkpointer",
     "pulsetrain.agent.processes.rendezvous",
 )
-FOR_RANKS = (signal.SIGTERM, signal.SIGINT)
+_Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None
+FOR_USERS = (signal.SIGUSR1, signal.SIGUSR2)
+FOR_RANKS = (signal.SIGTERM, signal.SIGINT, *FOR_USERS)
 _INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
@@ -52,6 +57,7 @@ def main() -> None:
     zygote_protocol.die_with(parent)
     set_process_title(f"zygote of node {options['node']}".removesuffix(" of node "))
     channel = ZygoteChannel(socket.socket(fileno=fd))
+    handlers = ignore(FOR_USERS)  # a scheduler may send them while the imports run
     try:
         seconds = preload(options["preload"], options["path"])
     except Exception as error:  # noqa: BLE001 - whatever a user's module raises is reported to the agent
@@ -59,11 +65,26 @@ def main() -> None:
         os._exit(1)
     threads = len(os.listdir("/proc/self/task"))
     _report(channel, {"op": "ready", "seconds": seconds, "threads": threads})
-    forked = RequestLoop(channel).serve()
+    forked = RequestLoop(channel, handlers).serve()
     if forked is not None:
         zygote_protocol.readable_by(parent)  # its stacks are read by a process that the agent starts
         rank_main.run_forked(*forked)
     os._exit(0)  # nothing to tear down, and native libraries complain when it is tried
+
+
+def ignore(signals: Iterable[signal.Signals]) -> dict[signal.Signals, _Handler]:
+    """Ignore signals. Returns what handled those that did something until now.
+
+    A handler that is not Python's own, as that of `faulthandler`, stays.
+    """
+    own = os.getpid()
+    before = {each: signal.getsignal(each) for each in signals if not ignores(own, each)}
+    foreign = [each for each, handler in before.items() if not callable(handler) and listens(own, each)]
+    for each in foreign:
+        del before[each]
+    for each in before:
+        signal.signal(each, signal.SIG_IGN)
+    return before
 
 
 def _report(channel: ZygoteChannel, event: Event) -> None:
@@ -102,12 +123,16 @@ def preload(modules: Sequence[str], path: Sequence[str]) -> float:
 class RequestLoop:
     """Serves the agent's requests. Every child it forks is its own session and process group."""
 
-    def __init__(self, channel: ZygoteChannel) -> None:
+    def __init__(
+        self, channel: ZygoteChannel, handlers: Mapping[signal.Signals, _Handler] | None = None
+    ) -> None:
+        """`handlers`: of signals that are ignored already, for the children."""
         self._channel = channel
         self._children: set[int] = set()
         # A signal for all processes of a service is for the agent and the ranks. If this one died of it, the
         # kernel would kill the ranks while they save. The agent's end ends it.
-        self._handlers = {each: signal.signal(each, signal.SIG_IGN) for each in FOR_RANKS}
+        early = {k: v for k, v in (handlers or {}).items() if ignores(os.getpid(), k)}
+        self._handlers = {**early, **ignore(FOR_RANKS)}
         self._wakeup, self._signalled = socket.socketpair()
         for end in (self._wakeup, self._signalled):
             end.setblocking(False)
@@ -151,7 +176,7 @@ class RequestLoop:
             self._channel.send({"op": "spawn_failed", "id": request["id"], "error": reason})
             pid = -1
         if pid == 0:
-            self._become_child(zygote)
+            self._become_child(zygote, keeps_ignoring=FOR_USERS if request["op"] == "call" else ())
             return request
         for fd in files:
             os.close(fd)
@@ -160,14 +185,15 @@ class RequestLoop:
             self._channel.send({"op": "spawned", "id": request["id"], "pid": pid})
         return None
 
-    def _become_child(self, zygote: int) -> None:
+    def _become_child(self, zygote: int, *, keeps_ignoring: Collection[signal.Signals]) -> None:
         """Make the forked child a process of its own, which ends when the zygote ends."""
         os.setsid()
         zygote_protocol.die_with(zygote)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for each, handler in self._handlers.items():
-            signal.signal(each, handler)
+            if each not in keeps_ignoring:
+                signal.signal(each, handler)
         self._selector.close()
         self._channel.close()
         self._wakeup.close()

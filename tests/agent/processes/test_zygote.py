@@ -365,13 +365,39 @@ def test_each_rank_has_random_numbers_of_its_own(zygote, tmp_path):
 
 @pytest.mark.integration
 def test_a_signal_for_all_processes_reaches_the_ranks_and_not_the_zygote(zygote, tmp_path):
-    os.kill(zygote.pid, signal.SIGTERM)
-    os.kill(zygote.pid, signal.SIGINT)
-    text = "from signal import *\nprint(*map(getsignal, (SIGTERM, SIGINT)))"
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        os.kill(zygote.pid, signum)
+    text = "from signal import *\nprint(*map(getsignal, (SIGTERM, SIGINT, SIGUSR1, SIGUSR2)))"
     plain = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     told = Ran(zygote, tmp_path, text).out.read_text()
     assert re.sub("0x.*", "", told) == re.sub("0x.*", "", plain.stdout)
     assert not zygote.dead
+
+
+@pytest.mark.integration
+def test_a_signal_for_ranks_does_not_end_a_service(zygote):
+    pid, _ = zygote.serve("pulsetrain.agent.processes.rendezvous:host", {}, 20)
+    for signum in (signal.SIGUSR1, signal.SIGUSR2):
+        os.kill(pid, signum)
+    assert not until(lambda: not alive(pid), 0.2)
+    zygote.signal(pid, signal.SIGKILL)
+
+
+@pytest.mark.integration
+def test_a_signal_that_comes_during_the_imports_does_not_end_the_zygote(tmp_path):
+    (tmp_path / "registers.py").write_text(
+        "import faulthandler, os, signal, sys\nfaulthandler.register(signal.SIGUSR2, sys.stderr)\n"
+        "os.kill(os.getpid(), signal.SIGUSR1)\n"
+    )
+    zygote = Zygote.start(preload=("registers",), path=(tmp_path,))
+    try:
+        zygote.wait_ready(60)
+        ran = Ran(zygote, tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGUSR2)")
+        assert ran.code == 0
+        assert "most recent call first" in ran.err.read_text(), "a handler of the user's own stays"
+        assert Ran(zygote, tmp_path, "import os\nos.kill(os.getpid(), 10)").code == -signal.SIGUSR1
+    finally:
+        zygote.close()
 
 
 @pytest.mark.integration
