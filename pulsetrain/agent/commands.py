@@ -116,6 +116,8 @@ class Checkpoints(Protocol):
     def retire(self, rank: int, arena_fd: int) -> None: ...
     def reclaim(self, rank: int) -> int: ...
     def save_from(self, step: int) -> None: ...
+    @property
+    def persists(self) -> bool: ...
     def persist_newest(self, timeout_s: float) -> int: ...
     def follow(self, rings: Mapping[int, int]) -> None: ...
     def held(self) -> tuple[Held, ...]: ...
@@ -179,11 +181,11 @@ class Commands:
         name = f"{type(command).__name__} {command.id}"
         threading.Thread(target=self._run, args=(command, send_reply), name=name, daemon=True).start()
 
-    def stop(self, grace_s: float) -> int:
+    def stop(self, grace_s: float, signum: int = signal.SIGTERM) -> int:
         """End all ranks, and processes of ranks that were kept. See `_end_ranks`."""
-        return self._end_ranks(Stop(id=0, reason="", grace_s=grace_s))
+        return self._end_ranks(Stop(id=0, reason="", grace_s=grace_s), signum)
 
-    def _end_ranks(self, stop: Stop | None) -> int:
+    def _end_ranks(self, stop: Stop | None, signum: int = signal.SIGTERM) -> int:
         """End all ranks; the epoch that began with it. None: leave processes alone that were kept.
 
         Raises `Unavailable` where one does not die, and `RanksRun` where their image is gone.
@@ -197,7 +199,7 @@ class Commands:
             if stop is not None and stop.keep:
                 ranks.keep(zygote, stop.fresh, stop.wake_s, lambda: epoch != self._epoch)
             else:
-                ranks.stop(zygote, stop.grace_s if stop is not None else 0.0)
+                ranks.stop(zygote, stop.grace_s if stop is not None else 0.0, signum)
                 if stop is not None:
                     ranks.drop_kept(zygote)
             self._forget_ranks()

@@ -27,8 +27,10 @@ class AgentConfig:
     """Records that a rank may write between two drains. More are dropped and counted."""
     spool_bytes: int = 1 << 30
     """Size of the spool on disk. What does not fit is dropped and counted."""
-    kill_grace_s: float = 5.0
-    """How long ranks may take to end after SIGTERM when the agent itself has to end."""
+    kill_grace_s: float = -1.0
+    """How long ranks may take to end after the signal when the agent itself has to end. Negative: 30 s as
+    under torchrun, and 5 s where a checkpoint is to be persisted after that. Schedulers often give 30 s for
+    all."""
     persist_at_end_s: float = 20.0
     """How long the newest checkpoint may take to reach storage when a job ends that did not finish.
 

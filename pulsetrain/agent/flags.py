@@ -43,7 +43,6 @@ _IGNORED = {
     "--log-line-prefix-template": "a line begins with the rank in brackets",
     "--duplicate-stdout-filters": "use the log files, or --log-dir",
     "--duplicate-stderr-filters": "use the log files, or --log-dir",
-    "--shutdown-timeout": "agent.kill_grace_s of --config says how long ranks may take to end",
 }
 _REFUSED = {
     "--master-addr": "the hub chooses where ranks meet; give --hub URL and, for this node, --address IP",
@@ -56,6 +55,7 @@ _REFUSED = {
 }
 
 
+_SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _SHORT = {"--redirects": "-r", "--tee": "-t"}
 
 
@@ -102,6 +102,12 @@ _TORCHRUN = (
     _torchrun("--role", default="default", hidden=True),
     _torchrun("--rdzv-id", metavar="NAME", help="Same as --job."),
     _torchrun("--local-addr", metavar="IP", help="Same as --address."),
+    _torchrun(
+        "--shutdown-timeout",
+        type=click.IntRange(0),
+        metavar="SECONDS",
+        help="How long ranks may take to end after a signal. Default: 30, with --checkpoints 5.",
+    ),
     _torchrun(
         "--signals-to-handle",
         metavar="NAMES",
@@ -203,6 +209,7 @@ class LaunchFlags(TypedDict):
     role: str
     rdzv_id: str | None
     local_addr: str | None
+    shutdown_timeout: int | None
     signals_to_handle: str | None
     local_ranks_filter: str | None
     hub: str | None
@@ -274,6 +281,7 @@ def launch_options(
         replay=_replay(flags["replay"], program),
         auto=not flags["no_auto"],
         kafka=flags["kafka"],
+        shutdown_timeout_s=_shutdown_timeout_s(flags["shutdown_timeout"], environ),
         end_signals=_signals(flags["signals_to_handle"]),
     )
 
@@ -373,6 +381,16 @@ def _local_ranks(text: str | None) -> frozenset[int]:
     if not all(part.isdecimal() for part in parts):
         raise UsageError(f"--local-ranks-filter={text}: allowed: numbers with commas between, as 0,1")
     return frozenset(int(part) for part in parts)
+
+
+def _shutdown_timeout_s(flag: int | None, environ: Mapping[str, str]) -> float | None:
+    """How long ranks may take to end, by the flag or torch's variable."""
+    text = environ.get(_SHUTDOWN_TIMEOUT, "")
+    if flag is not None or not text:
+        return flag
+    if not text.isdecimal():
+        raise UsageError(f"{_SHUTDOWN_TIMEOUT}={text}: allowed: a number of seconds")
+    return float(text)
 
 
 def _signals(text: str | None) -> tuple[int, ...]:

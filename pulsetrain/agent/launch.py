@@ -54,7 +54,8 @@ def launch(options: LaunchOptions, say: Say) -> Outcome:
         from pulsetrain.agent.assembly import AgentSetup, log_rules  # while the zygote imports torch
         from pulsetrain.agent.node_switch import layout
 
-        config = load(AgentConfig, "agent", file=file, environ=options.environ)
+        flags = {"kill_grace_s": options.shutdown_timeout_s}
+        config = load(AgentConfig, "agent", file=file, environ=options.environ, flags=flags)
         log_rules(config), layout(config)  # what cannot be used is told before a hub is started
         setup = partial(AgentSetup, options=options, config=config, file=file, folder=folder, say=say)
         signals: list[int] = []
@@ -86,13 +87,12 @@ def _run_agent(setup: AgentSetup, zygotes: ZygoteHolder, signals: list[int]) -> 
             signals.append(signum)
             agent.interrupt(signum)
 
-        patience_s = setup.config.kill_grace_s + setup.config.persist_at_end_s
+        patience_s = agent.kill_grace_s + setup.config.persist_at_end_s
         EndSignals(
             interrupt, patience_s=patience_s, forward=agent.forward, also=setup.options.end_signals
         ).install()
         outcome = agent.run()
-        grace_s = setup.config.kill_grace_s if outcome.exit_code > 128 else 0.0
-        agent.close(grace_s=grace_s, persist=outcome.persist)
+        agent.end(outcome)
         return outcome
 
 

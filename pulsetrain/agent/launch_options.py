@@ -94,6 +94,8 @@ class LaunchOptions:
     """Infer what the script does not say. The environment's `PULSETRAIN_AUTO=0` turns it off too."""
     end_signals: tuple[int, ...] = ()
     """Signals that end the run, besides those that always do."""
+    shutdown_timeout_s: float | None = None
+    """How long ranks may take to end. None: as the configuration has it."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -196,21 +197,27 @@ class Node:
         """Record what ranks have written until now."""
         self._parts.recorder.drain()
 
-    def stop_ranks(self, grace_s: float) -> str:
+    @property
+    def persists(self) -> bool:
+        """Whether checkpoints reach storage."""
+        return self._parts.checkpoints.persists
+
+    def stop_ranks(self, grace_s: float, signum: int = signal.SIGTERM) -> str:
         """End all ranks; "" or one line about those that do not end."""
         try:
-            self._commands.stop(grace_s)
+            self._commands.stop(grace_s, signum)
         except PulsetrainError as error:
             log.warning("ranks_left", error=str(error))
             return str(error)
         return ""
 
-    def close(self, *, grace_s: float = 0.0, persist_s: float = 0.0) -> None:
+    def close(self, *, grace_s: float = 0.0, persist_s: float = 0.0, signum: int = signal.SIGTERM) -> None:
         """End all ranks, the zygote and the connection, in that order.
 
-        Before that, persist the newest checkpoint where that takes `persist_s` at most. 0: do not.
+        Ranks may take `grace_s` to end after the signal. After them, persist the newest checkpoint where that
+        takes `persist_s` at most. 0: do not.
         """
-        self.stop_ranks(grace_s)
+        self.stop_ranks(grace_s, signum)
         if persist_s:
             self._persist(persist_s)
         self.zygotes.close()

@@ -18,13 +18,15 @@ USAGE_EXIT = 2
 class Outcome:
     """How the agent's life ended. `culprit` is the local rank that failed first, if one did.
 
-    `persist`: the job did not finish, and its memory is about to be lost.
+    `persist`: the job did not finish, and its memory is about to be lost. `signal` is the one that tells
+    ranks to end, 0: they are not told.
     """
 
     exit_code: int
     reason: str
     culprit: RankExit | None = None
     persist: bool = False
+    signal: int = 0
 
 
 def culprit(exits: Sequence[RankExit]) -> RankExit | None:

@@ -30,6 +30,9 @@ log = structlog.get_logger()
 
 WARMUP_S = 0.02  # how often to look while an attempt starts: the resolution of its stages
 STALE_AFTER_S = 10.0
+KILL_GRACE_S, PERSISTING_GRACE_S = 30.0, 5.0
+FAILED_GRACE_S = 5.0
+"""for the ranks of a job that failed, of which many wait for one that is gone"""
 
 
 @dataclass(frozen=True)
@@ -128,9 +131,25 @@ class Agent:
         """A signal came that is for the ranks. A signal handler may call this."""
         self._events.put(_SignalForRanks(signum))
 
-    def close(self, *, grace_s: float = 0.0, persist: bool = False) -> None:
-        """End all ranks, the zygote and the connection, in that order. With `persist`, keep what is saved."""
-        self.node.close(grace_s=grace_s, persist_s=self._config.persist_at_end_s if persist else 0.0)
+    @property
+    def kill_grace_s(self) -> float:
+        """How long ranks may take to end after a signal."""
+        if self._config.kill_grace_s >= 0:
+            return self._config.kill_grace_s
+        return PERSISTING_GRACE_S if self.node.persists else KILL_GRACE_S
+
+    def end(self, outcome: Outcome) -> None:
+        """End as `outcome` says: tell the ranks, and keep what is saved, or not."""
+        grace_s = self.kill_grace_s if outcome.exit_code == 128 + outcome.signal else FAILED_GRACE_S
+        self.node.close(
+            grace_s=min(grace_s, self.kill_grace_s) if outcome.signal else 0.0,
+            signum=outcome.signal or signal.SIGTERM,
+            persist_s=self._config.persist_at_end_s if outcome.persist else 0.0,
+        )
+
+    def close(self) -> None:
+        """Kill all ranks, the zygote and the connection, in that order."""
+        self.node.close()
 
     def turn(self) -> Outcome | None:
         """Wait for the next event, and do what is due; the outcome where the agent ends.
@@ -197,7 +216,9 @@ class Agent:
                 reason = f"ended by {name}"
                 self.node.link.report(Leaving(node=self.node.identity.node, reason=reason, signal=name))
                 culprit = self.node.culprit
-                return Outcome(exit_code=128 + signum, reason=reason, culprit=culprit, persist=True)
+                return Outcome(
+                    exit_code=128 + signum, reason=reason, culprit=culprit, persist=True, signal=signum
+                )
         return None
 
     def _rank_ended(self, rank: Rank) -> None:
@@ -234,10 +255,19 @@ class Agent:
         if culprit is None:
             return None
         reason = "a rank failed; the hub is away"
-        return Outcome(exit_code=culprit.code, reason=reason, culprit=culprit, persist=True)
+        return Outcome(
+            exit_code=culprit.code, reason=reason, culprit=culprit, persist=True, signal=signal.SIGTERM
+        )
 
     def _leave(self, leave: Leave, send_reply: SendReply) -> Outcome:
+        """Ranks of a job that failed may save something: they end after the reply, see `end`. Others now."""
         culprit = self.node.culprit
-        error = self.node.stop_ranks(0.0)
+        error = "" if leave.persist else self.node.stop_ranks(0.0)
         send_reply(Reply(id=leave.id, node=self.node.identity.node, error=error))
-        return Outcome(exit_code=leave.exit_code, reason=leave.reason, culprit=culprit, persist=leave.persist)
+        return Outcome(
+            exit_code=leave.exit_code,
+            reason=leave.reason,
+            culprit=culprit,
+            persist=leave.persist,
+            signal=signal.SIGTERM if leave.persist else 0,
+        )

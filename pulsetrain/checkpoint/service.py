@@ -295,6 +295,11 @@ class CheckpointService:
         del now_ns  # rows carry the time at which they happened
         return self._events.take(*records)
 
+    @property
+    def persists(self) -> bool:
+        """Whether there is storage."""
+        return self._persister is not None
+
     def persist_newest(self, timeout_s: float) -> int:
         """Persist the newest step that every rank has saved, before all of this node's memory is gone.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,6 +81,7 @@ class FakeRanks:
         self.all: tuple[FakeRank, ...] = ()
         self.stuck = False
         self.graces: list[float] = []
+        self.told_to_end: list[int] = []
         self.forwarded: list[int] = []
         self.kept: list[int] = []
         self.not_kept: dict[int, str] = {}
@@ -117,8 +119,9 @@ class FakeRanks:
         assert set(arenas) == set(ranks_of_node(start.node_rank, IDENTITY.nproc_per_node))
         self.all = tuple(FakeRank(rank, start.attempt) for rank in sorted(arenas))
 
-    def stop(self, zygote: object, grace_s: float) -> None:
+    def stop(self, zygote: object, grace_s: float, signum: int = signal.SIGTERM) -> None:
         self.graces.append(grace_s)
+        self.told_to_end.append(signum)
         if self.stuck:
             raise Unavailable("rank 0 (pid 1000) did not end 5 s after SIGKILL")
         for rank in self.alive:
@@ -252,6 +255,8 @@ class FakeCheckpoints:
 
     def save_from(self, step: int) -> None:
         self.save_from_step = step
+
+    persists = False
 
     def persist_newest(self, timeout_s: float) -> int:
         self.persisted_for_s.append(timeout_s)

@@ -70,11 +70,18 @@ def test_flags_without_effect_are_noted(parse):
 
 
 def test_short_spellings_and_newer_flags_of_torchrun_are_noted(parse):
-    words = ("-r", "3", "-t", "0:1,1:2", "--shutdown-timeout", "9")
+    words = ("-r", "3", "-t", "0:1,1:2")
     _, notes = parse(*words, "--log-line-prefix-template", "x", "train.py")
     assert {note.split()[1] for note in notes} == {
-        "--redirects", "--tee", "--shutdown-timeout", "--log-line-prefix-template",
+        "--redirects", "--tee", "--log-line-prefix-template",
     }  # fmt: skip
+
+
+def test_the_time_that_ranks_may_take_to_end_is_given_as_for_torchrun(parse):
+    environ = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}
+    assert parse("train.py")[0].shutdown_timeout_s is None
+    assert parse("train.py", environ=environ)[0].shutdown_timeout_s == 7
+    assert parse("--shutdown_timeout", "9", "train.py", environ=environ)[0].shutdown_timeout_s == 9
 
 
 def test_signals_that_end_the_run_too_are_named_as_for_torchrun(parse):

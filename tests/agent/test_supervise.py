@@ -144,9 +144,37 @@ def test_a_signal_ends_the_agent_and_the_hub_hears_why_before_any_rank_ends(hub,
     outcome = a.ended()
     assert (outcome.exit_code, outcome.reason) == (128 + signum, f"ended by {signum.name}")
     assert outcome.persist
+    a.agent.end(outcome)
+    assert (a.ranks.told_to_end[-1], a.ranks.graces[-1]) == (signum, 30.0)
     leaving = hub.wait(Leaving)
     assert (leaving.node, leaving.signal) == ("a", signum.name)
     assert hub.count(RankExit) == 0
+
+
+@pytest.mark.parametrize(
+    ("persists", "config", "grace_s"), [(True, {}, 5.0), (True, {"kill_grace_s": 9.0}, 9.0)]
+)
+def test_where_a_checkpoint_is_persisted_ranks_end_soon_unless_the_configuration_gives_more(
+    hub, persists, config, grace_s
+):
+    checkpoints = FakeCheckpoints()
+    checkpoints.persists = persists
+    parts = NodeParts(
+        ranks=FakeRanks, zygotes=FakeZygotes(), checkpoints=checkpoints, recorder=FakeRecorder()
+    )
+    agent = Agent(IDENTITY, replace(CONFIG, **config), HubAddress(url=hub.url, token=TOKEN), parts)
+    assert agent.kill_grace_s == grace_s
+    agent.close()
+
+
+def test_healthy_ranks_of_a_job_that_failed_are_told_before_they_are_killed(hub, agent):
+    a = agent().start()
+    ranks = a.launch()
+    a.ranks.end(ranks[1], 3)
+    hub.ask("a", Leave, reason="job failed", exit_code=3, persist=True)
+    a.thread.join(40)
+    a.agent.end(a.outcome)
+    assert (a.ranks.told_to_end[-1], a.ranks.graces[-1]) == (signal.SIGTERM, 5.0)
 
 
 @pytest.mark.parametrize("persist", [True, False])

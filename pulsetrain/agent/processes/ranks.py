@@ -17,7 +17,7 @@ from pulsetrain.agent.processes.kept_ranks import Seat, Seated
 from pulsetrain.agent.processes.process_images import Manifest, ProcessImages, clock_ahead_ns, ring_of
 from pulsetrain.agent.processes.program_check import check_program
 from pulsetrain.agent.processes.rank import NodeIdentity, Program, Rank, rank_environment
-from pulsetrain.agent.processes.signal_state import listeners, listens
+from pulsetrain.agent.processes.signal_state import ignores, listeners, listens
 from pulsetrain.agent.processes.zygote import Zygote
 from pulsetrain.agent.processes.zygote_protocol import RankProcess
 from pulsetrain.collectors.machine.tail import Tail
@@ -181,17 +181,20 @@ class Ranks:
                 with contextlib.suppress(OSError):  # it has just ended
                     os.kill(pid, signum)
 
-    def stop(self, zygote: Zygote, grace_s: float) -> None:
-        """End every rank: SIGTERM and SIGCONT, then SIGKILL after `grace_s`; returns once none is left.
+    def stop(self, zygote: Zygote, grace_s: float, signum: int = signal.SIGTERM) -> None:
+        """End every rank: `signum` and SIGCONT, then SIGKILL after `grace_s`; returns once none is left.
 
-        Raises `Unavailable` where one does not die of SIGKILL in 5 s: it hangs in the kernel.
+        One that ignores `signum` gets SIGTERM. Raises `Unavailable` where one does not die of SIGKILL in
+        5 s: it hangs in the kernel.
         """
         alive = self.alive
         for rank in alive:
             rank.stopping = True
         if grace_s > 0:
-            for signum in (signal.SIGTERM, signal.SIGCONT):
-                _send(zygote, alive, signum)
+            deaf = [rank for rank in alive if ignores(rank.pid, signum)]
+            _send(zygote, [rank for rank in alive if rank not in deaf], signum)
+            _send(zygote, deaf, signal.SIGTERM)
+            _send(zygote, alive, signal.SIGCONT)
             _wait(alive, grace_s)
         self._end(zygote, alive)
 

@@ -111,6 +111,15 @@ def test_a_grace_begins_with_sigterm_and_wakes_stopped_ranks(node):
     ]
 
 
+def test_ranks_are_told_the_signal_that_came_unless_they_ignore_it(node, monkeypatch):
+    zygote = Zygote()
+    node.spawn(zygote, START, ARENAS)
+    deaf = node.all[1].pid
+    monkeypatch.setattr("pulsetrain.agent.processes.ranks.ignores", lambda pid, signum: pid == deaf)
+    node.stop(zygote, 0.001, signal.SIGINT)
+    assert zygote.signals[:2] == [(0, signal.SIGINT), (1, signal.SIGTERM)]
+
+
 def test_a_rank_that_survives_sigkill_is_named(node, monkeypatch):
     monkeypatch.setattr("pulsetrain.agent.processes.ranks.KILL_TIMEOUT_S", 0.01)
     zygote = Zygote()
