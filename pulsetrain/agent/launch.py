@@ -88,8 +88,17 @@ def _run_agent(setup: AgentSetup, zygotes: ZygoteHolder, signals: list[int]) -> 
             agent.interrupt(signum)
 
         patience_s = agent.kill_grace_s + setup.config.persist_at_end_s
+
+        def end_now(code: int) -> None:
+            agent.node.ranks.kill_now()
+            os._exit(code)
+
         EndSignals(
-            interrupt, patience_s=patience_s, forward=agent.forward, also=setup.options.end_signals
+            interrupt,
+            end_now=end_now,
+            patience_s=patience_s,
+            forward=agent.forward,
+            also=setup.options.end_signals,
         ).install()
         outcome = agent.run()
         agent.end(outcome)

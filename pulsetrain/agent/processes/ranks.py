@@ -14,6 +14,7 @@ from pulsetrain.agent.output import open_log
 from pulsetrain.agent.processes import kept_ranks
 from pulsetrain.agent.processes.devices import SharedDevices
 from pulsetrain.agent.processes.kept_ranks import Seat, Seated
+from pulsetrain.agent.processes.process_groups import kill_group
 from pulsetrain.agent.processes.process_images import Manifest, ProcessImages, clock_ahead_ns, ring_of
 from pulsetrain.agent.processes.program_check import check_program
 from pulsetrain.agent.processes.rank import NodeIdentity, Program, Rank, rank_environment
@@ -180,6 +181,12 @@ class Ranks:
             for pid in pids:
                 with contextlib.suppress(OSError):  # it has just ended
                     os.kill(pid, signum)
+
+    def kill_now(self) -> None:
+        """Kill every rank with what it started, without its zygote. A signal handler may call this."""
+        for rank in self.alive:
+            if rank.pid > 0:
+                kill_group(rank.pid, signal.SIGKILL)
 
     def stop(self, zygote: Zygote, grace_s: float, signum: int = signal.SIGTERM) -> None:
         """End every rank: `signum` and SIGCONT, then SIGKILL after `grace_s`; returns once none is left.

@@ -22,6 +22,7 @@ from pathlib import Path
 import structlog
 
 from pulsetrain.agent.processes import zygote_protocol
+from pulsetrain.agent.processes.process_groups import kill_group
 from pulsetrain.agent.processes.zygote_protocol import (
     AgentChannel,
     Event,
@@ -93,6 +94,11 @@ class ForkTable:
     def exited(self, pid: int, code: int) -> None:
         """A child ended."""
         self._on_exit.pop(pid, _ignore_exit)(code)
+
+    @property
+    def pids(self) -> list[int]:
+        """The children that live."""
+        return list(self._on_exit)
 
     def adopt(self, pid: int, on_exit: OnExit) -> None:
         """A child that nobody requested. `on_exit` is called with its exit code."""
@@ -274,6 +280,8 @@ class Zygote:
             self._handle(packet[0])
             return 0.0
         gone = Unavailable("zygote: it has ended")
+        for pid in self._forks.pids:  # the kernel has killed these, but not what they started
+            kill_group(pid, signal.SIGKILL)
         if not self._ready.done():
             self._ready.set_exception(gone)
         try:

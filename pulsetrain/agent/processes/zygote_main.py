@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from pulsetrain.agent.processes import rank_main, zygote_protocol
+from pulsetrain.agent.processes.process_groups import has_members, kill_group
 from pulsetrain.agent.processes.signal_state import ignores, listens
 from pulsetrain.agent.processes.zygote_protocol import (
     Event,
@@ -46,6 +47,7 @@ PRELOAD = (
 _Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None
 FOR_USERS = (signal.SIGUSR1, signal.SIGUSR2)
 FOR_RANKS = (signal.SIGTERM, signal.SIGINT, *FOR_USERS)
+LINGER_LOOK_S = 0.05
 _INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
@@ -64,6 +66,7 @@ def main() -> None:
         _report(channel, {"op": "preload_failed", "error": f"{type(error).__name__}: {error}"})
         os._exit(1)
     threads = len(os.listdir("/proc/self/task"))
+    zygote_protocol.outlive_parent()  # to end what ranks have started. The channel tells of the agent's end
     _report(channel, {"op": "ready", "seconds": seconds, "threads": threads})
     forked = RequestLoop(channel, handlers).serve()
     if forked is not None:
@@ -129,6 +132,9 @@ class RequestLoop:
         """`handlers`: of signals that are ignored already, for the children."""
         self._channel = channel
         self._children: set[int] = set()
+        self._programs: set[int] = set()  # children that only start what trains, as a shell may
+        self._told_to_end: set[int] = set()
+        self._lingering: dict[int, int] = {}  # programs that ended before what they started: their exit codes
         # A signal for all processes of a service is for the agent and the ranks. If this one died of it, the
         # kernel would kill the ranks while they save. The agent's end ends it.
         early = {k: v for k, v in (handlers or {}).items() if ignores(os.getpid(), k)}
@@ -145,7 +151,7 @@ class RequestLoop:
     def serve(self) -> tuple[ForkRequest, list[int]] | None:
         """In a forked child: its request and open files. In the zygote: None once the agent is gone."""
         while True:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(LINGER_LOOK_S if self._lingering else None):
                 if key.fileobj is self._wakeup:
                     self._wakeup.recv(4096)
                     self._reap()
@@ -158,12 +164,12 @@ class RequestLoop:
                 forked = self._handle(request, files)
                 if forked is not None:
                     return forked, files
+            self._look_at_lingering()
 
     def _handle(self, request: Request, files: list[int]) -> ForkRequest | None:
         """The request, where this process is now the child that was requested, else None."""
         if request["op"] == "signal":
-            if request["pid"] in self._children:
-                _kill_group(request["pid"], request["signal"])
+            self._signal(request["pid"], request["signal"])
             return None
         if request["op"] == "adopt":
             self._children.add(request["pid"])
@@ -173,7 +179,7 @@ class RequestLoop:
             pid = os.fork()
         except OSError as error:
             reason = f"fork: {error.strerror}"
-            self._channel.send({"op": "spawn_failed", "id": request["id"], "error": reason})
+            self._tell({"op": "spawn_failed", "id": request["id"], "error": reason})
             pid = -1
         if pid == 0:
             self._become_child(zygote, keeps_ignoring=FOR_USERS if request["op"] == "call" else ())
@@ -182,8 +188,21 @@ class RequestLoop:
             os.close(fd)
         if pid > 0:
             self._children.add(pid)
-            self._channel.send({"op": "spawned", "id": request["id"], "pid": pid})
+            if request["op"] == "spawn" and request["mode"] == "exec":
+                self._programs.add(pid)
+            self._tell({"op": "spawned", "id": request["id"], "pid": pid})
         return None
+
+    def _signal(self, pid: int, signum: int) -> None:
+        if pid not in self._children:
+            return
+        if pid in self._programs and signum != signal.SIGCONT:
+            self._told_to_end.add(pid)
+        kill_group(pid, signum)
+
+    def _tell(self, event: Event) -> None:
+        with contextlib.suppress(OSError):  # the agent has ended, as the next packet says
+            self._channel.send(event)
 
     def _become_child(self, zygote: int, *, keeps_ignoring: Collection[signal.Signals]) -> None:
         """Make the forked child a process of its own, which ends when the zygote ends."""
@@ -202,16 +221,30 @@ class RequestLoop:
     def _reap(self) -> None:
         while (ended := _peek_ended()) is not None:
             pid, code = ended
-            if code != 0:  # what a failed rank started must not outlive it
-                _kill_group(pid, signal.SIGKILL)  # before `waitpid`: the group id is still its own
+            lingers = code != 0 and pid in self._told_to_end and has_members(pid)
+            if code != 0 and not lingers:  # what a failed rank started must not outlive it
+                kill_group(pid, signal.SIGKILL)  # before `waitpid`: the group id is still its own
             os.waitpid(pid, 0)
-            self._children.discard(pid)
-            self._channel.send({"op": "exit", "pid": pid, "code": code})
+            if lingers:  # what it started may use the time that it has got: the agent ends that
+                self._lingering[pid] = code
+            else:
+                self._ended(pid, code)
+
+    def _look_at_lingering(self) -> None:
+        for pid, code in list(self._lingering.items()):
+            if not has_members(pid):
+                del self._lingering[pid]
+                self._ended(pid, code)
+
+    def _ended(self, pid: int, code: int) -> None:
+        for pids in (self._children, self._programs, self._told_to_end):
+            pids.discard(pid)
+        self._tell({"op": "exit", "pid": pid, "code": code})
 
     def _end_children(self) -> None:
         for pid in self._children:
-            _kill_group(pid, signal.SIGKILL)
-        for pid in self._children:
+            kill_group(pid, signal.SIGKILL)
+        for pid in self._children - self._lingering.keys():
             os.waitpid(pid, 0)
 
 
@@ -224,12 +257,3 @@ def _peek_ended() -> tuple[int, int] | None:
     if info is None:
         return None
     return info.si_pid, info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
-
-
-def _kill_group(pid: int, signum: int) -> None:
-    try:
-        os.killpg(pid, signum)
-    except ProcessLookupError:  # forked, but not yet the leader of its group
-        os.kill(pid, signum)
-    except PermissionError:
-        return

@@ -168,6 +168,11 @@ def die_with(parent: int, signum: int = signal.SIGKILL) -> None:
         os.kill(os.getpid(), signum)
 
 
+def outlive_parent() -> None:
+    """Take `die_with` back."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
 def readable_by(pid: int) -> None:
     """Let `pid` and its children read this process's memory where only ancestors may (ptrace_scope 1)."""
     ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(pid), 0, 0, 0)

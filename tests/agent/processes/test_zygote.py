@@ -325,6 +325,53 @@ def test_what_a_failed_rank_started_dies_with_it(ran):
     assert until(lambda: not alive(int(rank.out.read_text())))
 
 
+SLOW_END = (
+    "import signal, sys, time\n"
+    "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.3), print('saved', flush=True), sys.exit(0)))\n"
+    "print('trains', flush=True)\ntime.sleep(60)\n"
+)
+
+
+def wrapped(zygote, folder, text):
+    """A shell that runs a script and does not wait for it when it is told to end. And the script's pid."""
+    (folder / "train.py").write_text(text)
+    line = f"{sys.executable} train.py & echo $! > pid; wait; exit 1"
+    ran = Ran(zygote, folder, "", args=("bash", "-c", line), mode="exec", wait=False)
+    assert until(lambda: "trains" in ran.out.read_text())
+    return ran, int((folder / "pid").read_text())
+
+
+@pytest.mark.integration
+def test_what_a_shell_started_has_the_time_that_was_given_to_the_rank(zygote, tmp_path):
+    ran, _ = wrapped(zygote, tmp_path, SLOW_END)
+    zygote.signal(ran.pid, signal.SIGTERM)
+    assert ran.ended.wait(10)
+    assert (ran.out.read_text(), ran.code) == ("trains\nsaved\n", -signal.SIGTERM)
+
+
+@pytest.mark.integration
+def test_what_a_shell_started_is_killed_at_the_end_of_that_time(zygote, tmp_path):
+    ran, pid = wrapped(zygote, tmp_path, SLOW_END.replace("0.3", "60"))
+    zygote.signal(ran.pid, signal.SIGTERM)
+    assert not ran.ended.wait(0.3)
+    zygote.signal(ran.pid, signal.SIGKILL)
+    assert ran.ended.wait(10)
+    assert not alive(pid)
+
+
+@pytest.mark.integration
+def test_what_a_shell_started_dies_with_a_zygote_that_is_killed(tmp_path):
+    zygote = Zygote.start()
+    try:
+        zygote.wait_ready(60)
+        ran, pid = wrapped(zygote, tmp_path, "import time\nprint('trains', flush=True)\ntime.sleep(60)\n")
+        os.kill(zygote.pid, signal.SIGKILL)
+        assert ran.ended.wait(10)
+        assert until(lambda: not alive(pid), 1.0)
+    finally:
+        zygote.close()
+
+
 @pytest.mark.integration
 def test_a_worker_returns_json_or_its_error(zygote):
     assert zygote.call("os:getpid", {}, 60) != zygote.pid
@@ -452,21 +499,22 @@ def test_an_agent_that_leaves_during_the_imports_leaves_no_complaint(tmp_path, t
 
 @pytest.mark.integration
 def test_killing_the_owner_kills_the_zygote_and_its_ranks(tmp_path):
-    script = tmp_path / "sleep.py"
-    script.write_text("import time; time.sleep(60)")
+    line = f"sleep 60 & echo $! > {tmp_path}/pid; wait"
     owner = (
         "import os, time\nfrom pathlib import Path\nfrom pulsetrain.agent.processes.zygote import Zygote\n"
         "from pulsetrain.agent.processes.zygote_protocol import RankProcess\n"
         "z = Zygote.start()\nz.wait_ready(60)\nout = os.open(os.devnull, os.O_WRONLY)\n"
-        f"args = dict(argv=[{str(script)!r}], mode='script', env={{}}, cwd=Path('/'), files={{}})\n"
+        f"args = dict(argv=['bash', '-c', {line!r}], mode='exec', env={{}}, cwd=Path('/'), files={{}})\n"
         "rank = RankProcess(**args, stdout=out, stderr=out)\n"
-        "pids = [z.spawn(rank, print) for _ in range(2)]\n"
+        "pids = [z.spawn(rank, print)]\n"
         "print(z.pid, *pids, flush=True)\ntime.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", owner], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         pids = [int(word) for word in process.stdout.readline().split()]
-        assert len(pids) == 3
+        assert len(pids) == 2
+        assert until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        pids.append(int((tmp_path / "pid").read_text()))
         assert all(alive(pid) for pid in pids)
         process.kill()
     assert until(lambda: not any(alive(pid) for pid in pids))
