@@ -12,8 +12,9 @@ from pathlib import Path
 
 from pulsetrain.agent import node_switch
 from pulsetrain.agent.config import AgentConfig
+from pulsetrain.agent.hub_notice import HubNotice
 from pulsetrain.agent.inspector_source import InspectorSource
-from pulsetrain.agent.launch_options import LaunchOptions
+from pulsetrain.agent.launch_options import LaunchOptions, await_address
 from pulsetrain.agent.log_lines import LogLineSink
 from pulsetrain.agent.node import NodeParts
 from pulsetrain.agent.processes.process_images import ProcessImages
@@ -57,8 +58,9 @@ class AgentSetup:
 
     @cached_property
     def identity(self) -> NodeIdentity:
-        """Who the node is to its job."""
-        identity = self.options.identity(self.hub.url)
+        """Who the node is to its job. Waits until the name of the hub is known."""
+        address = self.options.node.address or await_address(self.hub.urls, HubNotice(self.say))
+        identity = self.options.identity(address)
         environ = self.options.environ
         switch = node_switch.find(identity.node, identity.address, self.config, environ)
         return replace(identity, switch=switch)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from pulsetrain.agent.hub_notice import HubNotice
 from pulsetrain.agent.processes.rank import NodeIdentity, Program
 from pulsetrain.protocol.client import data_folder
+
+FIRST_WAIT_S, LAST_WAIT_S = 0.05, 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,12 +117,12 @@ class LaunchOptions:
         """`--node`, else the machine's host name."""
         return self.node.node or socket.gethostname()
 
-    def identity(self, hub_url: str) -> NodeIdentity:
-        """Who this node is to the job on this hub."""
+    def identity(self, address: str) -> NodeIdentity:
+        """Who this node is to the job. Other nodes reach it at `address`, unless the user says where."""
         return NodeIdentity(
             job=self.job_name,
             node=self.node_name,
-            address=self.node.address or address_towards(hub_url),
+            address=self.node.address or address,
             nproc_per_node=self.node.nproc_per_node,
             nnodes=self.node.nnodes,
             min_nnodes=self.node.min_nnodes,
@@ -134,11 +138,27 @@ class LaunchOptions:
 def address_towards(url: str) -> str:
     """This machine's address on the way to the hub, so that other nodes can reach it.
 
-    The IPv4 one where there are both.
+    The IPv4 one where there are both. "" where the hub's name is not known, or there is no way to it.
     """
     parts = urlsplit(url)
     for family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((parts.hostname or "127.0.0.1", parts.port or 80))
             return str(probe.getsockname()[0])
-    return "127.0.0.1"
+    return ""
+
+
+def await_address(urls: Sequence[str], notice: HubNotice, sleep: Callable[[float], None] = time.sleep) -> str:
+    """This machine's address on the way to one of the hubs, as soon as the name of one is known.
+
+    A node that begins with a wrong address could never be reached: other nodes take it from its ranks.
+    """
+    wait_s = FIRST_WAIT_S
+    while True:
+        for url in urls:
+            if address := address_towards(url):
+                notice.reached(url)
+                return address
+        notice.failed(f"hub {urls[0]}: its name is not known here, or there is no way to it")
+        sleep(wait_s)
+        wait_s = min(2 * wait_s, LAST_WAIT_S)
