@@ -25,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from pulsetrain.checkpoint.copying import Copier, Pairs, copier_for
 from pulsetrain.checkpoint.early_changes import EarlyChanges, Watch
 from pulsetrain.checkpoint.memory.arena import ArenaWriter, SlotWriter, create_arena
-from pulsetrain.checkpoint.memory.header_page import NOWHERE
+from pulsetrain.checkpoint.memory.header_page import NOWHERE, is_arena
 from pulsetrain.checkpoint.memory.layout import Layout, encode_values
 from pulsetrain.checkpoint.memory.slots import Header
 from pulsetrain.checkpoint.peer_lag import PeerLag
@@ -49,6 +49,7 @@ that."""
 
 class Checkpointer:
     """Saves `state` into the agent's arena and restores it. Without an agent, the arena is private.
+    So it is in a process that a rank has started.
 
     `state` maps names to modules, optimizers, schedulers (anything with state_dict and load_state_dict),
     tensors, numbers and strings. Random generators are included unless `rng` is false. `every` skips the
@@ -74,6 +75,7 @@ class Checkpointer:
         """
         if every < 1:
             raise CheckpointError(f"every = {every}: allowed: 1 or more")
+        environ = _of_this_process(environ)
         _refuse_second(environ.get("PULSETRAIN_ARENA_FD"))
         self.state = state
         self._every = every
@@ -301,6 +303,17 @@ class Checkpointer:
 
 _open: weakref.WeakValueDictionary[str, Checkpointer] = weakref.WeakValueDictionary()
 """by the file descriptor of the agent's arena: whoever writes it in this process"""
+
+
+def _of_this_process(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment without what is a rank's alone, where a rank's child has inherited no arena."""
+    fd = environ.get("PULSETRAIN_ARENA_FD")
+    if fd is None or is_arena(int(fd)):
+        return environ
+    log.warning(
+        "checkpoints_private", why="this process is a child of a rank, and its agent takes none of it"
+    )
+    return {k: v for k, v in environ.items() if k not in ("PULSETRAIN_ARENA_FD", "PULSETRAIN_RESTORE_STEP")}
 
 
 def _refuse_second(fd: str | None) -> None:

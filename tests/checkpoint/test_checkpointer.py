@@ -13,6 +13,7 @@ from multiprocessing.reduction import DupFd
 import numpy as np
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from pulsetrain.checkpoint.checkpointer import Checkpointer
 from pulsetrain.checkpoint.memory.arena import ArenaReader, ArenaWriter, create_arena
@@ -465,3 +466,24 @@ def _spin(iterations: int) -> None:
     """Pass a little time without sleeping."""
     for _ in range(iterations):
         os.getpid()
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_a_process_that_a_rank_started_saves_into_an_arena_of_its_own(tmp_path, other):
+    (tmp_path / "file").write_bytes(b"not an arena" * 1000)
+    file = os.open(tmp_path / "file", os.O_RDWR)
+    if not other:
+        os.close(file)
+    state = {"position": 3}
+    environ = {"PULSETRAIN_ARENA_FD": str(file), "PULSETRAIN_RESTORE_STEP": "7"}
+    with capture_logs() as logs:
+        checkpointer = Checkpointer(state, environ=environ)
+    assert [line["event"] for line in logs] == ["checkpoints_private"]
+    assert checkpointer.restore() is None
+    checkpointer.save(1, durable=True).wait(40)
+    state["position"] = 4
+    assert checkpointer.restore(1) == 1
+    assert state["position"] == 3
+    checkpointer.close()
+    if other:
+        os.close(file)

@@ -60,6 +60,14 @@ class Word:
         page.words[self._index] = value
 
 
+def is_arena(fd: int) -> bool:
+    """Whether `fd` is an open file that begins as arenas of any version do."""
+    try:
+        return os.pread(fd, 8, 0) == struct.pack("=q", MAGIC)
+    except OSError:
+        return False
+
+
 class HeaderPage:
     """The page in shared memory. Reading an attribute reads the word, setting it writes the word."""
 
