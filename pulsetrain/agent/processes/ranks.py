@@ -14,6 +14,7 @@ from pulsetrain.agent.output import open_log
 from pulsetrain.agent.processes import kept_ranks
 from pulsetrain.agent.processes.devices import SharedDevices
 from pulsetrain.agent.processes.kept_ranks import Seat, Seated
+from pulsetrain.agent.processes.log_folders import LogFolders
 from pulsetrain.agent.processes.process_groups import kill_group
 from pulsetrain.agent.processes.process_images import Manifest, ProcessImages, clock_ahead_ns, ring_of
 from pulsetrain.agent.processes.program_check import check_program
@@ -60,7 +61,7 @@ class Ranks:
     ) -> None:
         self._keeps = keeps
         self._identity, self._program = identity, program
-        self._log_dir = log_dir
+        self._logs = LogFolders(log_dir)
         self._on_exit = on_exit
         self._ring_slots = ring_slots
         self.all: tuple[Rank, ...] = ()
@@ -86,9 +87,8 @@ class Ranks:
         Those whose processes were kept go on there. No other rank of an earlier attempt may be left. Raises
         `Unavailable` where one cannot be forked; the others are then ended.
         """
-        folder = self._log_dir / f"attempt_{start.attempt}"
-        with contextlib.suppress(OSError):  # the ranks' output then goes nowhere
-            folder.mkdir(parents=True, exist_ok=True)
+        own_ranks = ranks_of_node(start.node_rank, self._identity.nproc_per_node)
+        folder = self._logs.folder(start.attempt, own_ranks)
         prepared = [self._prepare(start, local, folder) for local in range(self._identity.nproc_per_node)]
         self._close_rings()
         self.all, self.restored = tuple(prepared), False
