@@ -426,6 +426,8 @@ class Start:
     With `image` the ranks are not launched: those of that image are restored, which stood at `restore_step`.
     Where that fails, `data` of the reply is {"image_kept": whether it can be tried again}.
 
+    `first_attempt` is the one with which this run of the job began. 0 from an older hub.
+
     `program` is what an update has changed. `data` of the reply is then {"program": its number}. Where the
     program is not there, nothing is launched, and `data` of the reply is {"program_refused": why}.
     """
@@ -452,6 +454,7 @@ class Start:
     world_nodes: int = 0
     image: str = ""
     program: ProgramUpdate = field(default_factory=ProgramUpdate)
+    first_attempt: int = 0
 
     @property
     def node_count(self) -> int:

@@ -36,6 +36,8 @@ async def launch(job: JobState) -> Event | Fault:
         return restored
     members = job.members
     newest = max(job.attempt.number, members.stored_attempt())  # files of no two attempts may have one name
+    if job.first_attempt < 0:
+        job.first_attempt = 0 if job.attempt.adopted else newest + 1
     job.attempt = Attempt(number=newest + 1)
     members.refresh_world()
     plan = _plan(job)
@@ -131,6 +133,7 @@ def _command(job: JobState, member: WorldNode, plan: world.RestorePlan, store: R
         devices=device_resizing.devices_of(job, member),
         peer_key=job.services.peer_key(job.name),
         program=job.updates.program,
+        first_attempt=job.first_attempt,
     )
 
 

@@ -69,12 +69,16 @@ class RestartMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class WorldMemory:
-    """The newest attempt, its nodes by node rank, and the pids and ids of their agents."""
+    """The newest attempt, its nodes by node rank, and the pids and ids of their agents.
+
+    With `first_attempt` this run of the job began.
+    """
 
     attempt: int
     nodes: Sequence[str]
     pids: Sequence[int]
     agent_ids: Sequence[str] = ()  # of an older hub: none
+    first_attempt: int = 0  # of an older hub: it said none
 
     def agents(self) -> Iterator[tuple[str, AgentProcess]]:
         """Each node with the process of its agent."""

@@ -92,6 +92,7 @@ class JobState:
         self.phase_since_ns = services.clock.wall_ns()
         self.members = Membership()
         self.attempt = Attempt()
+        self.first_attempt = -1  # of this run of the job, -1: none was launched
         self.recovery: Recovery | None = None
         self.move: Move | None = None
         self.new_share: NewShare | None = None
@@ -145,6 +146,7 @@ class JobState:
                 self.time, self._time_goes_on = TimeBook.recalled(memory.time), True
         if memory.world is not None:
             self.attempt.number, self.members.before = memory.world.attempt, memory.world
+            self.first_attempt = memory.world.first_attempt
 
     async def spend_eviction(self) -> None:
         """Count one automatic eviction. Returns once a new hub would know of it."""
@@ -171,6 +173,7 @@ class JobState:
             nodes=names,
             pids=[agent.pid for agent in agents],
             agent_ids=[agent.id for agent in agents],
+            first_attempt=self.first_attempt,
         )
         self.services.memory.world(self.name, memory)
 

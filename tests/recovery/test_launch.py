@@ -54,6 +54,25 @@ def test_an_attempt_has_a_number_of_which_storage_has_no_files():
     assert (job.attempt.number, a.commands[-1].attempt) == (7, 7)
 
 
+def test_ranks_are_told_the_attempt_with_which_the_run_began():
+    a, b = Launcher("a"), Launcher("b")
+    job = job_of(a, b)
+    job.attempt.number = 6  # of a run that is over
+    for _ in range(2):
+        assert asyncio.run(launch(job)) is Event.STARTED
+        crashed(job)
+    starts = [c for c in b.commands if isinstance(c, Start)]
+    assert [(c.attempt, c.first_attempt) for c in starts] == [(7, 7), (8, 7)]
+    assert job.services.memory.recall(job.name).world.first_attempt == 7
+
+
+def test_a_run_that_began_under_another_hub_goes_on_to_count_attempts():
+    job = job_of(Launcher("a"), Launcher("b"))
+    job.attempt.number, job.attempt.adopted = 3, True
+    assert asyncio.run(launch(job)) is Event.STARTED
+    assert (job.attempt.number, job.first_attempt) == (4, 0)
+
+
 def test_a_launch_that_does_not_know_what_storage_holds_is_an_event():
     a, b = Launcher("a"), Launcher("b")
     b.take_heartbeat(heartbeat("b", stored_attempt=NOT_READ), 0.0)

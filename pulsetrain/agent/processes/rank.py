@@ -97,7 +97,7 @@ def rank_environment(
         **torchrun_environment(rank, world_size, nproc, (start.store_address, start.store_port)),
         "ROLE_NAME": role,
         "TORCHELASTIC_RUN_ID": start.job,
-        "TORCHELASTIC_RESTART_COUNT": str(start.attempt),
+        "TORCHELASTIC_RESTART_COUNT": str(start.attempt - start.first_attempt),
         "TORCHELASTIC_MAX_RESTARTS": str(identity.max_restarts),
         "PULSETRAIN_JOB": start.job,
         "PULSETRAIN_NODE": identity.node,

@@ -29,6 +29,11 @@ def test_a_rank_sees_what_torchrun_would_tell_it():
     assert expected.items() <= env.items()
 
 
+def test_a_rank_of_a_new_run_counts_restarts_from_0():
+    env = rank_environment(dataclasses.replace(START, first_attempt=5), IDENTITY, local_rank=1)
+    assert (env["TORCHELASTIC_RESTART_COUNT"], env["PULSETRAIN_ATTEMPT"]) == ("0", "5")
+
+
 def test_a_rank_of_a_world_that_was_told_in_part_knows_its_whole_size():
     env = rank_environment(dataclasses.replace(START, world_nodes=5000), IDENTITY, local_rank=1)
     assert (env["WORLD_SIZE"], env["ROLE_WORLD_SIZE"], env["GROUP_WORLD_SIZE"]) == ("10000", "10000", "5000")
