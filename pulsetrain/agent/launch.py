@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -105,10 +106,19 @@ def _run_agent(setup: AgentSetup, zygotes: ZygoteHolder, signals: list[int]) -> 
         return outcome
 
 
-def _start_zygote(options: LaunchOptions) -> Zygote:
+def node_environment(options: LaunchOptions) -> dict[str, str]:
+    """What all ranks of this node have in their environment, as under torchrun."""
     env = dict(options.environ)
     if options.node.nproc_per_node > 1:
         env.setdefault("OMP_NUM_THREADS", "1")
+    env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    names = [signal.Signals(signum).name for signum in options.end_signals]
+    env["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(names or ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"))
+    return env
+
+
+def _start_zygote(options: LaunchOptions) -> Zygote:
+    env = node_environment(options)
     if not options.auto:
         env["PULSETRAIN_AUTO"] = "0"
     program = options.program

@@ -10,6 +10,7 @@ from pathlib import Path
 from signal import SIGABRT
 
 from pulsetrain.agent.output import last_lines
+from pulsetrain.agent.processes.error_file import error_file, error_lines
 from pulsetrain.agent.processes.kept_ranks import Seat
 from pulsetrain.agent.processes.zygote_protocol import Mode
 from pulsetrain.collectors.machine.host import process_state
@@ -160,6 +161,11 @@ class Rank:
         return str(self.out.with_suffix(".profile"))
 
     @property
+    def error_file(self) -> Path:
+        """Where torch's `record` writes how it failed."""
+        return error_file(self.err)
+
+    @property
     def device(self) -> DeviceWords:
         """Which device it takes turns on."""
         return self.drain.device
@@ -218,6 +224,7 @@ class Rank:
     def report(self, identity: NodeIdentity, now_ns: int) -> RankExit:
         """How the rank ended. Call it only once `code` is set."""
         assert self.code is not None
+        lines = last_lines(self.err, LAST_LINES, TIMED_OUT if self.code == -SIGABRT else None)
         return RankExit(
             node=identity.node,
             ts_ns=now_ns,
@@ -226,7 +233,7 @@ class Rank:
             rank=self.rank,
             pid=self.pid,
             code=self.code,
-            last_lines=last_lines(self.err, LAST_LINES, TIMED_OUT if self.code == -SIGABRT else None),
+            last_lines=lines or error_lines(self.error_file, LAST_LINES),
         )
 
     def end(self, code: int) -> None:

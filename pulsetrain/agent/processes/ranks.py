@@ -13,6 +13,7 @@ from pathlib import Path
 from pulsetrain.agent.output import open_log
 from pulsetrain.agent.processes import kept_ranks
 from pulsetrain.agent.processes.devices import SharedDevices
+from pulsetrain.agent.processes.error_file import VARIABLE as ERROR_FILE
 from pulsetrain.agent.processes.kept_ranks import Seat, Seated
 from pulsetrain.agent.processes.log_folders import LogFolders
 from pulsetrain.agent.processes.process_groups import kill_group
@@ -92,6 +93,9 @@ class Ranks:
         prepared = [self._prepare(start, local, folder) for local in range(self._identity.nproc_per_node)]
         self._close_rings()
         self.all, self.restored = tuple(prepared), False
+        for rank in prepared:
+            with contextlib.suppress(OSError):  # there is none, or the disk is away
+                rank.error_file.unlink()
         self.devices.begin(self.all, start.devices or self._identity.devices)
         if self.devices.number:
             self.drop_kept(zygote)
@@ -326,7 +330,8 @@ class Ranks:
 
     def _environment(self, rank: Rank, start: Start) -> dict[str, str]:
         environment = rank_environment(start, self._identity, rank.local_rank, self._program.role)
-        return {**start.program.environment, **environment, PROFILE: rank.profile_prefix}
+        environment |= {PROFILE: rank.profile_prefix, ERROR_FILE: str(rank.error_file)}
+        return {**start.program.environment, **environment}
 
     def _resume_kept(self, start: Start, arenas: Mapping[int, int]) -> dict[int, Seat]:
         """Tell the processes that were kept to go on. Returns them by rank."""
