@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import re
+import select
 import threading
 from collections import deque
 from collections.abc import Iterable
@@ -155,14 +156,15 @@ def _shown(line: bytes) -> str:
 
 
 class _StreamWriter:
-    """Writes to streams on a thread of its own, in order. What it cannot hold is lost.
+    """Writes to streams on a thread of its own, in order.
 
-    The thread is a daemon: a stream that never takes anything must not keep the process from ending.
+    What it cannot hold is left out, and a line says so. The thread is a daemon: a stream that never takes anything must not keep the process from ending.
     """
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[TextIO, str]] = deque()
         self._bytes = 0
+        self._left_out: dict[TextIO, int] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
@@ -172,16 +174,26 @@ class _StreamWriter:
         return self._bytes >= WAITING_BYTES
 
     def write(self, stream: TextIO, text: str) -> None:
-        """Have it written. It is lost where twice as much waits as should."""
+        """Have it written. It is left out where twice as much waits as should."""
         with self._changed:
             if self._bytes >= 2 * WAITING_BYTES:
+                self._left_out[stream] = self._left_out.get(stream, 0) + len(text)
                 return
-            self._waiting.append((stream, text))
-            self._bytes += len(text)
+            self._say_left_out([stream])
+            self._add(stream, text)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="pulsetrain-echo-out", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
+
+    def _add(self, stream: TextIO, text: str) -> None:
+        self._waiting.append((stream, text))
+        self._bytes += len(text)
+
+    def _say_left_out(self, streams: Iterable[TextIO]) -> None:
+        for stream in streams:
+            if count := self._left_out.pop(stream, 0):
+                self._add(stream, f"({count:,} characters of ranks are left out here: see their log files)\n")
 
     def flush(self, timeout_s: float) -> None:
         """Wait until nothing waits, for so long at most."""
@@ -197,6 +209,8 @@ class _StreamWriter:
                 _write(stream, text)
             with self._changed:
                 self._bytes -= len(text)
+                if not self._waiting:
+                    self._say_left_out(list(self._left_out))
                 self._changed.notify_all()
 
 
@@ -207,5 +221,10 @@ def _write(stream: TextIO, text: str) -> None:
         stream.flush()
         return
     data = memoryview(text.encode(stream.encoding or "utf-8", errors="replace"))
+    writable = select.poll()
+    writable.register(stream.fileno(), select.POLLOUT)
     while data:
-        data = data[os.write(stream.fileno(), data) :]
+        try:
+            data = data[os.write(stream.fileno(), data) :]
+        except BlockingIOError:  # a pipe that somebody has made so, as ssh and node.js do
+            writable.poll()

@@ -120,6 +120,52 @@ def test_a_terminal_that_was_stopped_holds_nobody_up(tmp_path, monkeypatch):
     assert screen.getvalue().startswith("0123456789\n")
 
 
+def test_a_pipe_that_does_not_block_gets_everything(tmp_path):
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    text = "".join(f"line {number}\n" for number in range(40_000))
+    (tmp_path / "out").write_text(text)
+    echo, got = Echo(), []
+
+    def read():
+        while chunk := os.read(reading, 5000):
+            got.append(chunk)
+
+    reader = threading.Thread(target=read)
+    with os.fdopen(writing, "w") as stream:
+        echo.follow(tmp_path / "out", "", stream)
+        echo.poll(final=True)
+        reader.start()
+        echo.flush(10)
+    reader.join(10)
+    os.close(reading)
+    assert b"".join(got).decode() == text
+
+
+def test_what_a_stream_does_not_take_at_the_end_is_left_out_and_a_line_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(output, "WAITING_BYTES", 100)
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while os.write(writing, b"x" * 4096):
+            pass
+    echo, got = Echo(), []
+    with os.fdopen(writing, "w") as stream:
+        for rank in range(5):
+            (tmp_path / f"{rank}").write_text("y" * 99 + "\n")
+            echo.follow(tmp_path / f"{rank}", "", stream)
+        echo.poll(final=True)
+        reader = threading.Thread(target=lambda: got.extend(iter(lambda: os.read(reading, 65536), b"")))
+        reader.start()
+        echo.flush(10)
+    reader.join(10)
+    os.close(reading)
+    lines = b"".join(got).decode().lstrip("x").splitlines()
+    shown = sum(line == "y" * 99 for line in lines)
+    left_out = f"({(5 - shown) * 100} characters of ranks are left out here: see their log files)"
+    assert (shown < 5, lines[-1]) == (True, left_out)
+
+
 def test_an_agent_ends_with_its_own_status_although_nobody_reads_its_output(tmp_path):
     (tmp_path / "out").write_text(("0123456789" * 100 + "\n") * 500)
     script = f"""
