@@ -120,6 +120,8 @@ class Echo:
         if self._writer.full and not final:
             return
         size = os.fstat(file.fd).st_size
+        if size < file.offset:  # somebody has emptied it
+            file.offset, file.partial = 0, b""
         if size - file.offset > (POLL_BYTES if final else BEHIND_BYTES):
             self._skip(file, size - POLL_BYTES)
         end = size if final else min(size, file.offset + POLL_BYTES)

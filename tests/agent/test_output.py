@@ -166,6 +166,18 @@ def test_what_a_stream_does_not_take_at_the_end_is_left_out_and_a_line_says_so(t
     assert (shown < 5, lines[-1]) == (True, left_out)
 
 
+def test_a_log_that_somebody_empties_is_echoed_from_its_new_begin(tmp_path):
+    log, screen, echo = tmp_path / "out", io.StringIO(), Echo()
+    log.write_text("before\nunfinished")
+    echo.follow(log, "", screen)
+    echo.poll()
+    log.write_text("after\n")
+    echo.poll()
+    echo.poll(final=True)
+    echo.flush(10)
+    assert screen.getvalue() == "before\nafter\n"
+
+
 def test_an_agent_ends_with_its_own_status_although_nobody_reads_its_output(tmp_path):
     (tmp_path / "out").write_text(("0123456789" * 100 + "\n") * 500)
     script = f"""
