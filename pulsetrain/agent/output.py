@@ -160,7 +160,8 @@ def _shown(line: bytes) -> str:
 class _StreamWriter:
     """Writes to streams on a thread of its own, in order.
 
-    What it cannot hold is left out, and a line says so. The thread is a daemon: a stream that never takes anything must not keep the process from ending.
+    What it cannot hold is left out, and a line says so. The thread is a daemon: a stream that never takes
+    anything must not keep the process from ending.
     """
 
     def __init__(self) -> None:
