@@ -17,7 +17,7 @@ USERS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class EndSignals:
-    """The first signal calls `interrupt`. A second one ends the process now: the kernel ends what we started.
+    """The first signal calls `interrupt`. A second one ends the process now, by `end_now`.
 
     SIGUSR1 and SIGUSR2 call `forward`, unless they are among `also`, which end the run too.
 

@@ -119,8 +119,8 @@ class ForkTable:
 class Zygote:
     """One process that has imported torch and forks ranks. Thread-safe.
 
-    Call `start` from a thread that outlives the zygote: the kernel ends the zygote, and everything it forked,
-    when that thread ends.
+    Call `start` from a thread that outlives the imports: the kernel ends the zygote when that thread ends.
+    After them it ends, with everything it forked and what that has started, when this process does.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket) -> None:
