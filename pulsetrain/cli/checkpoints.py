@@ -57,7 +57,7 @@ def checkpoint_ls(source: StorageOptions, as_json: bool) -> None:
     """
     from pulsetrain.checkpoint import browse
 
-    rows = list(browse.steps_to_show(source.open()))
+    rows = browse.steps_to_show(source.open())
     if as_json:
         print_json(rows)
         return
@@ -81,7 +81,7 @@ def checkpoint_ls(source: StorageOptions, as_json: bool) -> None:
 def checkpoint_verify(source: StorageOptions, step: int | None, as_json: bool) -> int:
     """Read every byte and compare it with its hash.
 
-    The exit status is 1 if anything is damaged.
+    The exit status is 1 if anything is damaged. A step that is still being written counts only with --step.
 
     Example: pulsetrain checkpoint verify --storage /data/checkpoints --step 1200
     """
@@ -93,8 +93,10 @@ def checkpoint_verify(source: StorageOptions, step: int | None, as_json: bool) -
         print_json(rows)
     else:
         for row in rows:
-            click.echo(f"step {row['step']}: {'whole' if row['ok'] else '; '.join(row['wrong'])}")
-    return int(not all(row["ok"] for row in rows))
+            click.echo(
+                f"step {row['step']}: {'whole' if row['ok'] else '; '.join(row['wrong']) or row['why']}"
+            )
+    return int(any(row["ok"] is False for row in rows))
 
 
 @checkpoint.command("export")

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from safetensors.numpy import load_file
@@ -16,16 +17,30 @@ from tests.checkpoint.trainers import arrays, save, wait_until
 
 @pytest.fixture
 def storage(tmp_path):
-    config = CheckpointServiceConfig(storage=str(tmp_path), persist_every=1, replicas=1, poll_s=0.005)
+    return persisted(tmp_path, {step: model(step) for step in (1, 2)})
+
+
+@pytest.fixture
+def lending(tmp_path):
+    """Three steps, the first of which is removed. Its tensor that never changes is part of the others."""
+    return persisted(tmp_path, {step: model(step) for step in (1, 2, 3)}, keep_last=2)
+
+
+def persisted(folder, steps, **config):
+    """The folder, after the job has saved `steps` and each was committed."""
+    config = CheckpointServiceConfig(storage=str(folder), persist_every=1, replicas=1, poll_s=0.005, **config)
     service = CheckpointService(config, job="pretrain", node="n", address="127.0.0.1")
     fd = create_arena()
     service.attach(0, fd)
-    for step in (1, 2):
-        tensors = {f"model.{k}": v for k, v in arrays(0, step).items()}
+    for step, tensors in steps.items():
         save(fd, 0, step, tensors=tensors)
         wait_until(lambda step=step: service._persister.newest and service._persister.newest[0].step == step)
     service.close()
-    return tmp_path
+    return folder
+
+
+def model(step):
+    return {f"model.{k}": v for k, v in arrays(0, step).items()}
 
 
 def invoke(*arguments: object):
@@ -54,6 +69,42 @@ def test_verify_finds_a_flipped_bit(storage):
     (row,) = json.loads(result.output)
     assert not row["ok"]
     assert "damaged" in row["wrong"][0]
+
+
+def test_a_step_that_only_lends_packs_is_no_checkpoint_and_not_wrong(lending):
+    rows = json.loads(invoke("checkpoint", "ls", "--storage", lending, "--json").output)
+    assert [(r["step"], r["state"], r.get("kept_for")) for r in rows] == [
+        (3, "committed", None),
+        (2, "committed", None),
+        (1, "kept", [2, 3]),
+    ]
+    result = invoke("checkpoint", "verify", "--storage", lending)
+    assert result.return_value == 0
+    assert "step 1: no checkpoint any more; its packs are kept for 2, 3" in result.output
+    assert invoke("checkpoint", "verify", "--storage", lending, "--step", 1).return_value == 1
+
+
+def test_a_step_that_is_being_written_is_wrong_only_where_it_is_asked_for(storage):
+    (storage / "pretrain/step-000000000003").mkdir()
+    result = invoke("checkpoint", "verify", "--storage", storage)
+    assert result.return_value == 0
+    assert "step 3: 0 files, no manifest.json" in result.output
+    assert invoke("checkpoint", "verify", "--storage", storage, "--step", 3).return_value == 1
+
+
+@pytest.mark.parametrize("step_read", [2, 1], ids=["before its turn", "while it is read"])
+def test_a_step_that_retention_removes_meanwhile_is_not_wrong(tmp_path, step_read):
+    steps = {step: {f"model.{name}": np.full(1000, step) for name in ("v", "w")} for step in (1, 2)}
+    checkpoints = browse.open_job(str(persisted(tmp_path, steps)), None)
+    newest_bytes = browse.steps_to_show(checkpoints)[0]["unique_bytes"]
+
+    def report(done, total=None):
+        if done > (0 if step_read == 2 else newest_bytes):
+            checkpoints.retain(last=1, every=0)
+
+    newest, oldest = browse.verdicts(checkpoints, None, report)
+    assert newest["ok"]
+    assert (oldest["state"], oldest["ok"], oldest["wrong"]) == ("removed", None, [])
 
 
 def test_verify_reports_the_bytes_that_were_read_of_all(storage):
