@@ -26,6 +26,7 @@ class ProfiledRank(Protocol):
     @property
     def profile_prefix(self) -> str: ...
     def ask_for_profile(self, number: int, first_step: int, steps: int) -> None: ...
+    def call_off_profile(self) -> None: ...
     def profiled(self) -> int: ...
     def profile_number(self) -> int: ...
 
@@ -39,6 +40,7 @@ def run(
 ) -> JsonObject:
     """Profile the ranks that the command names. Blocks until all have answered, or for its `timeout_s`.
 
+    A rank that has not answered by then is told to end its profile.
     {"profiles": {rank: trace}, "failed": {rank: why}}. A trace is gzipped JSON in base64.
     """
     wanted = [rank for rank in ranks if not command.ranks or rank.rank in command.ranks]
@@ -48,6 +50,9 @@ def run(
     deadline_s = monotonic() + command.timeout_s
     while any(_waits(rank, number) for rank in wanted) and monotonic() < deadline_s:
         sleep(POLL_S)
+    for rank in wanted:
+        if _waits(rank, number):
+            rank.call_off_profile()
     profiles: dict[str, str] = {}
     failed: dict[str, str] = {}
     left = MOST_BYTES

@@ -30,7 +30,8 @@ SLOTS_AT = PAIRS_AT + MAX_PAIRS * PAIR_WORDS * 8
 # Words of page 0. The reader's word and the writer's words lie on different cache lines.
 W_MAGIC, W_VERSION, W_CAPACITY, W_PID, W_UTC, W_GROUPS, W_ERRORS = range(7)
 W_READ = 8
-# Written by the agent: the number of the profile that it asks for (0: none), its first step, its length.
+# Written by the agent: the number of the profile that it asks for (0: none), its first step, its length (0:
+# that profile is called off).
 W_PROFILE, W_PROFILE_FROM, W_PROFILE_STEPS = range(9, 12)
 # Written by the agent: the number of the barrier that it asks for (0: none), how many arrivals the rank goes
 # past, until when it may stand, on the ring's clock, and 0 for the end of a step, else 1 + the step that the

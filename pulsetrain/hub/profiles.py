@@ -46,7 +46,8 @@ class Profiles:
         """Profile the same steps of some ranks, and wait until they are over.
 
         {"job", "attempt", "first_step", "steps", "profiles": {rank: trace}, "failed": {rank: why}}. A trace
-        is Chrome's JSON, gzipped, in base64. Raises `UsageError` for a job that makes no steps now.
+        is Chrome's JSON, gzipped, in base64. Raises `UsageError` for a job that makes no steps now, and for
+        steps that are not over in `LONGEST_S`.
         """
         source = self._jobs.get(job)
         if source is None:
@@ -93,11 +94,19 @@ def _check(job: JobSnapshot, ranks: Sequence[int], steps: int) -> None:
 def _plan(last_step: int, steps: int, step_s: float) -> tuple[int, float]:
     """The first step to profile, which no rank has reached yet, and how long to wait for the last one.
 
+    Raises `UsageError` where the last one comes after `LONGEST_S`.
+
     >>> _plan(100, 3, 1.0)
     (104, 44.0)
     """
     step_s = step_s or UNKNOWN_STEP_S
     lead = math.ceil(LEAD_S / step_s)
+    most = math.floor((LONGEST_S - GRACE_S) / step_s) - 1 - lead
+    if steps > most:
+        allowed = f"allowed: 1 to {most}" if most > 0 else "such a job cannot be profiled"
+        raise UsageError(
+            f"steps = {steps}: a step takes {step_s:.3g} s, and a profile {LONGEST_S:g} s at most; {allowed}"
+        )
     return last_step + 1 + lead, min(LONGEST_S, GRACE_S + 2 * (1 + lead + steps) * step_s)
 
 

@@ -16,13 +16,16 @@ class Rank:
         self.rank, self.code = rank, code
         self.profile_prefix = str(folder / f"rank_{rank}.profile")
         self.after, self.size, self.fails = after, size, fails
-        self.asked, self.before = None, 1
+        self.asked, self.before, self.called_off = None, 1, False
 
     def profile_number(self):
         return self.before
 
     def ask_for_profile(self, number, first_step, steps):
         self.asked = (number, first_step, steps)
+
+    def call_off_profile(self):
+        self.called_off = True
 
     def profiled(self):
         self.after -= 1
@@ -60,3 +63,9 @@ def test_a_rank_without_a_trace_says_why(tmp_path, changes, words):
     answer = run(Rank(tmp_path, 0, **changes), Rank(tmp_path, 1))
     assert words in answer["failed"]["0"]
     assert list(answer["profiles"]) == ["1"]
+
+
+def test_a_rank_that_has_not_answered_in_time_is_told_to_end_its_profile(tmp_path):
+    slow, ended, quick = Rank(tmp_path, 0, after=900), Rank(tmp_path, 1, after=900, code=1), Rank(tmp_path, 2)
+    run(slow, ended, quick)
+    assert [rank.called_off for rank in (slow, ended, quick)] == [True, False, False]

@@ -73,6 +73,8 @@ def test_the_nodes_answers_are_one_and_who_did_not_answer_is_named():
         ({}, {"phase": Phase.CHECKING}, "only a running job"),
         ({}, {"nodes": (node_snapshot("a", status(0, last_step=-1)),)}, "completed no step"),
         ({"name": "other"}, {}, "jobs here: j"),
+        ({"steps": 100, "step_s": 30.0}, {}, "steps = 100: a step takes 30 s, .* allowed: 1 to 17"),
+        ({"steps": 1, "step_s": 600.0}, {}, "a step takes 600 s, .* cannot be profiled"),
     ],
 )
 def test_what_cannot_be_profiled_is_refused_in_one_line(arguments, changes, words):

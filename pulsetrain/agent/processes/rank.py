@@ -180,6 +180,11 @@ class Rank:
         with self.lock:
             self.drain.ask_for_profile(number, first_step, steps)
 
+    def call_off_profile(self) -> None:
+        """Tell it to end the profile that it was asked for last, without a trace."""
+        with self.lock:
+            self.drain.call_off_profile()
+
     def profile_number(self) -> int:
         """Number of the profile that it was asked for last, 0 for none."""
         with self.lock:

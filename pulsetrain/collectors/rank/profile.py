@@ -43,7 +43,7 @@ class StepProfiler:
     def __init__(self) -> None:
         self.answered = 0
         self._running: profile | None = None
-        self._until = 0
+        self._number = self._until = 0
         self._give_up: Callable[[], None] | None = None
         self._watches = self._own = self._scripts = False
 
@@ -60,7 +60,11 @@ class StepProfiler:
         """A step has ended and `state.step` begins: start the profile, or end it. Never raises."""
         number = state.words[W_PROFILE]
         try:
-            if self._running is not None:
+            if self._running is not None and self._number != number:
+                self._stop()  # nobody waits for it any more
+            if state.words[W_PROFILE_STEPS] <= 0:
+                self._fail(state, number)  # called off
+            elif self._running is not None:
                 if state.step >= self._until:
                     self._finish(state, number)
             elif state.step >= state.words[W_PROFILE_FROM]:
@@ -80,7 +84,7 @@ class StepProfiler:
         if torch.cuda.is_initialized():
             activities.append(ProfilerActivity.CUDA)
         profiler = profile(activities=activities)
-        self._until = state.step + max(1, state.words[W_PROFILE_STEPS])
+        self._number, self._until = number, state.step + state.words[W_PROFILE_STEPS]
         self._give_up = lambda: self._fail(state, number)
         self._running = profiler
         with self._ours():

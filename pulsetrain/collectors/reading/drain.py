@@ -98,6 +98,10 @@ class Drain:
         """See `RingReader.ask_for_profile`."""
         self._reader.ask_for_profile(number, first_step, steps)
 
+    def call_off_profile(self) -> None:
+        """See `RingReader.call_off_profile`."""
+        self._reader.call_off_profile()
+
     def restored(self, ahead_ns: int, utc_offset_ns: int) -> None:
         """See `RingReader.restored`."""
         self._reader.restored(ahead_ns, utc_offset_ns)

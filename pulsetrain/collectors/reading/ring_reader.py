@@ -146,6 +146,10 @@ class RingReader:
         self._writable[W_PROFILE_FROM], self._writable[W_PROFILE_STEPS] = first_step, steps
         self._writable[W_PROFILE] = number
 
+    def call_off_profile(self) -> None:
+        """Tell the rank to end the profile that was asked for last, without a trace."""
+        self._writable[W_PROFILE_STEPS] = 0
+
     @property
     def utc_ns(self) -> int:
         """Now, as the rank would say it: its own clock, and what that lacked to UTC when the ring began.

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -50,6 +51,33 @@ def test_each_profile_is_made_once(watched, prefix):
         train(watched, 4)
         assert watched.reader.profiled == number
         assert products(prefix, number) == 1
+
+
+def test_a_profile_that_is_called_off_ends_without_a_trace(watched, prefix):
+    watched.reader.ask_for_profile(1, 0, 100)
+    train(watched, 3)
+    assert torch.autograd._profiler_enabled()
+    watched.reader.call_off_profile()
+    train(watched, 1)
+    assert watched.reader.profiled == -1
+    assert not torch.autograd._profiler_enabled()
+    watched.reader.ask_for_profile(2, 1000, 1)
+    watched.reader.call_off_profile()
+    train(watched, 1)
+    assert watched.reader.profiled == -2
+    assert not list(Path(prefix).parent.iterdir())
+
+
+def test_a_new_profile_has_none_of_the_steps_of_one_that_still_runs(watched, prefix):
+    watched.reader.ask_for_profile(1, 0, 5)
+    train(watched, 4)
+    watched.reader.ask_for_profile(2, 10, 2)
+    train(watched, 4)
+    assert watched.reader.profiled == 0
+    assert not list(Path(prefix).parent.iterdir())
+    train(watched, 8)
+    assert watched.reader.profiled == 2
+    assert products(prefix, 2) == 2
 
 
 def own_profiler():
