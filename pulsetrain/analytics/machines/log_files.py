@@ -13,7 +13,8 @@ from pulsetrain.core.errors import UsageError
 
 MOST_BYTES = 64 << 20  # of the end of a file
 
-_RANK = re.compile(r"rank[_-]?(\d+)|(?:^|[_/-])(\d+)$", re.IGNORECASE)
+_RANK = re.compile(r"ranks?[._-]?(\d+)", re.IGNORECASE)
+_LAST_NUMBER = re.compile(r"(?:^|(?:^|[^a-z])(?:std|out|err|stdout|stderr|logs?)[._-]?)(\d+)$", re.IGNORECASE)
 
 
 class FileReport(TypedDict):
@@ -67,6 +68,11 @@ def _texts(path: Path) -> list[str]:
 
 
 def _subject(path: Path) -> str:
-    """The rank in a file's name, else the name without its ending."""
-    match = _RANK.search(path.stem)
-    return next((part for part in match.groups() if part), path.stem) if match else path.stem
+    """The rank in a file's name, else the name without its ending.
+
+    A number at the end is a rank after a word for a log, as in `out.3`, and where it is the whole name. It is
+    part of a node's name elsewhere, as in `node-3`.
+    """
+    name = path.name if path.suffix[1:].isdecimal() else path.stem
+    match = _RANK.search(name) or _LAST_NUMBER.search(name)
+    return match[1] if match else name

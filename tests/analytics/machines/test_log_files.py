@@ -36,7 +36,21 @@ def test_files_that_name_no_rank_are_nodes_and_one_file_is_read_alone(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "subject"),
-    [("rank_12.log", "12"), ("stderr-rank3.txt", "3"), ("out_7.log", "7"), ("a1b.log", "a1b")],
+    [
+        ("rank_12.log", "12"),
+        ("stderr-rank3.txt", "3"),
+        ("node-5_rank-2.log", "2"),
+        ("out_7.log", "7"),
+        ("out.3", "3"),
+        ("job.err.11", "11"),
+        ("stdout-4.txt", "4"),
+        ("6.log", "6"),
+        ("a1b.log", "a1b"),
+        ("node-3.log", "node-3"),
+        ("gpu-a-17.out", "gpu-a-17"),
+        ("10.0.0.7", "10.0.0.7"),
+        ("layout-3.txt", "layout-3"),
+    ],
 )
 def test_the_rank_of_a_file_is_in_its_name(tmp_path, name, subject):
     (tmp_path / name).write_text("hello\n")
