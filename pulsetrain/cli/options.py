@@ -70,10 +70,7 @@ class StoreOptions(HubOptions):
         """Return what takes records: the store itself, or the hub's HTTP route."""
         from pulsetrain.stream.store.parquet import open_sink
 
-        if self.store is None:
-            address = self.address()
-            return open_sink(None, address.url, address.token)
-        return open_sink(self.store, None, self.token)
+        return open_sink(self.address() if self.store is None else self.store, token=self.token)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,10 @@ from click.testing import CliRunner
 
 from pulsetrain.cli import pulsetrain
 from pulsetrain.cli.options import HubOptions, StoreOptions, grouped
-from pulsetrain.core.errors import UsageError
+from pulsetrain.core.errors import PulsetrainError, UsageError
+from pulsetrain.records.batch import Batch
+from tests.protocol.tls_server import issued, tls_server
+from tests.stream.rows import table
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +71,16 @@ def test_a_folder_without_a_hub_is_named(tmp_path, monkeypatch, text):
         (tmp_path / "hub.json").write_text(text)
     with pytest.raises(UsageError, match=str(tmp_path / "hub.json")):
         HubOptions(data=tmp_path).address()
+
+
+def test_records_go_to_the_hub_of_a_folder_by_its_own_ca(tmp_path, monkeypatch):
+    monkeypatch.delenv("PULSETRAIN_CA", raising=False)
+    with tls_server(issued(tmp_path / "ca", "127.0.0.1")) as url:
+        known = {"url": url, "token": "kept", "pid": 1}
+        for ca, why in ((tmp_path / "ca" / "ca.pem", "501"), ("", "is by a CA that is not known here")):
+            (tmp_path / "hub.json").write_text(json.dumps({**known, "ca": str(ca)}))
+            with StoreOptions(data=tmp_path).sink() as sink, pytest.raises(PulsetrainError, match=why):
+                sink.put(Batch(record="steps", source="n/1", first_row=0, version=1, table=table("steps", 1)))
 
 
 def test_a_store_that_cannot_be_is_named():

@@ -21,7 +21,7 @@ from pulsetrain.core.clock import SystemClock
 from pulsetrain.core.errors import AuthError, SchemaMismatch, Unavailable, UsageError
 from pulsetrain.core.progress import Report, unseen
 from pulsetrain.protocol import tls
-from pulsetrain.protocol.client import HubAddress, find_hub
+from pulsetrain.protocol.client import HubAddress
 from pulsetrain.records.arrow import to_table
 from pulsetrain.records.batch import Batch, adopt, conform, encode
 from pulsetrain.records.columns import Columns, record_of
@@ -83,6 +83,8 @@ class HubSink:
         try:
             response = self._http.post(f"/v1/records/{batch.record}", content=data)
         except httpx.HTTPError as error:
+            if why := tls.refusal(error):
+                raise AuthError(f"hub {self._http.base_url}: {why}") from error
             raise Unavailable(f"hub {self._http.base_url} does not answer: {error}") from error
         if response.status_code == 401:
             raise AuthError(f"hub {self._http.base_url} refuses the token: set PULSETRAIN_TOKEN or --token")
@@ -98,15 +100,15 @@ class HubSink:
 
 
 @contextlib.contextmanager
-def open_sink(store: str | None, hub: str | None, token: str | None) -> Iterator[Sink]:
-    """The store at URL `store`, else the hub that `find_hub` returns."""
+def open_sink(where: HubAddress | str, *, token: str | None = None) -> Iterator[Sink]:
+    """The hub at an address, or the store at a URL. `token` is the password of a URL that holds none."""
     with contextlib.ExitStack() as stack:
-        if store is None:
-            sink = HubSink(find_hub(hub, token))
+        if isinstance(where, HubAddress):
+            sink = HubSink(where)
             stack.callback(sink.close)
             yield sink
             return
-        opened = open_store(store, token=token)
+        opened = open_store(where, token=token)
         stack.callback(opened.close)
         opened.migrate()
         folder = opened.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
