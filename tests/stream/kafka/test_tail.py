@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
+import subprocess
+import sys
 
 import pytest
 from kafka import errors
@@ -55,6 +58,25 @@ def consumers(monkeypatch):
 
 def steps(first):
     return encode("steps", table("steps", 2, step=[first, first + 1]), source="n/1", first_row=first)
+
+
+def test_times_are_text_and_need_no_pandas(consumers):
+    rows = """
+import importlib.abc, sys
+class NoPandas(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, NoPandas())
+import pyarrow as pa
+from pulsetrain.stream.kafka.tail import _plain
+times = pa.array([1_700_000_000_123_456_789, None], pa.timestamp("ns", tz="UTC"))
+print(_plain(pa.table({"ts": times, "step": [1, 2]})).to_pylist())
+"""
+    done = subprocess.run([sys.executable, "-c", rows], capture_output=True, text=True, check=True)
+    first, second = ast.literal_eval(done.stdout)
+    assert first == {"ts": "2023-11-14 22:13:20.123456789+00:00", "step": 1}
+    assert second == {"ts": None, "step": 2}
 
 
 @pytest.mark.parametrize(("limit", "read"), [(1, 1), (2, 1), (3, 3), (4, 3)])
