@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 
@@ -31,9 +32,25 @@ def pulsetrain() -> None:
 def print_json(value: object) -> None:
     """Print `value` as one JSON document on standard output.
 
-    The `evidence` of a finding is an object here, also where the store keeps it as a string.
+    The `evidence` of a finding is an object here, also where the store keeps it as a string. JSON has no NaN
+    and no infinity: they are null.
     """
-    click.echo(json.dumps(with_evidence(value), default=str))
+    click.echo(json.dumps(finite(with_evidence(value)), default=str, allow_nan=False))
+
+
+def finite(value: object) -> object:
+    """Return `value` with None for every number in it that is not finite.
+
+    >>> finite({"flops": float("nan"), "steps": [1, 2.5, float("inf")]})
+    {'flops': None, 'steps': [1, 2.5, None]}
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
 
 
 def with_evidence(value: object) -> object:

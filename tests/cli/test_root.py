@@ -37,6 +37,17 @@ def test_json_is_one_document(capsys):
     assert json.loads(capsys.readouterr().out) == [{"kind": "hang", "evidence": {"rank": 5}}]
 
 
+def test_json_has_no_number_that_is_not_finite(capsys):
+    infinite = {"flops": float("nan"), "evidence": '{"rates": [NaN, 1.5]}', "ends": (float("inf"),)}
+    print_json([infinite])
+
+    def refuse(constant):
+        pytest.fail(f"{constant} is no JSON")
+
+    answer = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert answer == [{"flops": None, "evidence": {"rates": [None, 1.5]}, "ends": [None]}]
+
+
 def test_columns_are_aligned_and_a_missing_cell_is_empty(capsys):
     print_table([{"node": "a", "state": "active"}, {"node": "longer"}], ("node", "state"), "None.")
     assert capsys.readouterr().out.splitlines() == ["node    state", "a       active", "longer"]
