@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import click
@@ -43,14 +44,27 @@ def status(watch_s: float | None, hub: HubOptions, as_json: bool) -> None:
     if as_json:
         print_json(report)
     else:
-        _print_status(client, report)
+        from pulsetrain.terminal.hub_answers import HubQuestions
+
+        _print_status(report, HubQuestions(client).incidents_of(report))
 
 
 def _watch(client: HubClient, period_s: float, *, as_json: bool) -> None:
     """Print the status at first and after each change. As JSON each is one line."""
     from pulsetrain.terminal.changes import changes
+    from pulsetrain.terminal.hub_answers import HubQuestions
 
-    for news in changes(client.status, period_s=period_s, sleep=time.sleep):
+    questions = HubQuestions(client)
+    incidents: Sequence[JsonObject] = ()
+
+    def ask() -> JsonObject:
+        nonlocal incidents
+        report = client.status()
+        if not as_json:
+            incidents = questions.incidents_of(report)
+        return report
+
+    for news in changes(ask, period_s=period_s, sleep=time.sleep):
         now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         if isinstance(news, PulsetrainError):
             lost = click.style(f"No data: {news}. What is above is old. Still trying.", fg="red")
@@ -59,18 +73,16 @@ def _watch(client: HubClient, period_s: float, *, as_json: bool) -> None:
             print_json(news)
         else:
             click.echo(click.style(f"== {now}", fg="bright_black"))
-            _print_status(client, news)
+            _print_status(news, incidents)
         sys.stdout.flush()
 
 
-def _print_status(client: HubClient, report: JsonObject) -> None:
+def _print_status(report: JsonObject, incidents: Sequence[JsonObject]) -> None:
     from pulsetrain.terminal import status_lines
-    from pulsetrain.terminal.hub_answers import HubQuestions
     from pulsetrain.terminal.pool_lines import pool_lines
     from pulsetrain.terminal.printable import printable
     from pulsetrain.terminal.view import Answers, view
 
-    incidents = HubQuestions(client).incidents_of(report)
     seen = view(Answers(status=report, incidents=incidents), here_ns=time.time_ns())
     by_name = {printable(job["job"]): job for job in report["jobs"]}
     waiting = status_lines.waiting_line(report["hub"])

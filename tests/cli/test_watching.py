@@ -139,6 +139,24 @@ def test_a_watch_says_once_that_the_hub_is_away_and_goes_on(ask, hub, looks, mon
     assert done.stdout.count("gpt is hung.") == 2
 
 
+def test_a_watch_goes_on_where_the_hub_fails_while_it_says_what_to_do(ask, hub, looks, monkeypatch):
+    def lost(client):
+        raise Unavailable("hub h does not answer")
+
+    def hang():
+        hub.answers["GET /v1/status"] = status(HUNG)
+        monkeypatch.setattr(HubClient, "incidents", lost)
+
+    answering = HubClient.incidents
+    hub.answers["GET /v1/status"] = status(job())
+    looks(hang, lambda: monkeypatch.setattr(HubClient, "incidents", answering))
+    done = ask("status", "--watch")
+    assert isinstance(done.exception, Stop)
+    healthy, lost_line, hung = (done.output.index(words) for words in ("healthy.", "No data: hub h", "hung."))
+    assert healthy < lost_line < hung
+    assert "What to do: Read its stack." in done.output[hung:]
+
+
 def test_a_watch_as_json_is_one_line_for_each_change(ask, hub, looks):
     looks(lambda: hub.answers.update({"GET /v1/status": status(job())}))
     done = ask("status", "--json", "--watch", "0.5")
