@@ -11,9 +11,10 @@ _MAX_DIGITS = 15  # far below what 64 bits hold
 
 
 def parse_ranks(text: str, limit: int = _MAX_RANKS) -> tuple[int, ...]:
-    """Return the ranks in a text such as "0-3, 7", in ascending order.
+    """Return the ranks in a text such as "0-3, 7", in ascending order. A blank text has none.
 
-    Raises `UsageError` for other text, and for more than `limit` ranks.
+    Raises `UsageError` for other text, for a range whose end is before its start, and for more than `limit`
+    ranks.
 
     >>> parse_ranks("7, 0-2")
     (0, 1, 2, 7)
@@ -25,9 +26,13 @@ def parse_ranks(text: str, limit: int = _MAX_RANKS) -> tuple[int, ...]:
         low, dash, high = part.partition("-")
         if not _is_number(low) or (dash and not _is_number(high)):
             raise UsageError(f"ranks {text!r}: {part!r} is not a rank or a range such as 0-3")
+        if dash and int(high) < int(low):
+            raise UsageError(f"ranks {text!r}: {part!r} ends before it begins")
         ranks.update(range(int(low), min(int(high or low), int(low) + limit) + 1))
     if len(ranks) > limit:
         raise UsageError(f"ranks {text!r}: at most {limit} ranks at once")
+    if text.strip() and not ranks:
+        raise UsageError(f"ranks {text!r}: it names no rank; give ranks such as 0-3,7")
     return tuple(sorted(ranks))
 
 

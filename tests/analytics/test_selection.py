@@ -24,7 +24,7 @@ def test_no_two_ranges_touch(ranks):
         assert int(after[0]) > int(before[-1]) + 1
 
 
-@pytest.mark.parametrize("typed", ["x", "1-", "-1", "1-2-3", "0-9999", "9" * 5000])
+@pytest.mark.parametrize("typed", ["x", "1-", "-1", "1-2-3", "0-9999", "9" * 5000, "7-4", "0, 7-4", " , "])
 def test_text_that_names_no_ranks_is_refused(typed):
     with pytest.raises(UsageError, match="rank"):
         parse_ranks(typed)
@@ -34,7 +34,8 @@ def test_more_ranks_than_allowed_are_refused_and_no_ranks_are_none():
     assert parse_ranks("0-3", limit=4) == (0, 1, 2, 3)
     with pytest.raises(UsageError, match="at most 3 ranks"):
         parse_ranks("0-3", limit=3)
-    assert parse_ranks(" , ") == ()
+    assert parse_ranks(" ") == ()
+    assert parse_ranks("0, 2,") == (0, 2)
 
 
 @pytest.mark.parametrize("typed", ["a:b", "5:", "9:3", ":"])
