@@ -88,13 +88,17 @@ def list_(data: Path | None, as_json: bool) -> None:
 @token.command()
 @click.argument("name")
 @DATA
-def revoke(name: str, data: Path | None) -> None:
+@json_option
+def revoke(name: str, data: Path | None, as_json: bool) -> None:
     """Take a token back. A running hub refuses it from then on.
 
     Example: pulsetrain token revoke grafana
     """
     _file(data).revoke(name)
-    click.echo(f"revoked {name}")
+    if as_json:
+        print_json({"revoked": name})
+    else:
+        click.echo(f"revoked {name}")
 
 
 def _file(data: Path | None) -> TokenFile:

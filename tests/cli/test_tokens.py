@@ -22,6 +22,7 @@ def test_a_token_is_printed_once_listed_and_revoked(cli, tmp_path):
     assert "nodes                    agent of job gpt, never expires" in listed
     assert cli("token", "revoke", "grafana", *at).output == "revoked grafana\n"
     assert "grafana" not in cli("token", "list", *at).output
+    assert json.loads(cli("token", "revoke", "nodes", *at, "--json").output) == {"revoked": "nodes"}
 
 
 def test_json_has_the_token_and_when_it_ends(cli, tmp_path):
