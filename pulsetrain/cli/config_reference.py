@@ -37,7 +37,7 @@ A value comes from the first of these places that has one:
 4. the default
 
 `PULSETRAIN_HUB`, `PULSETRAIN_TOKEN` and `PULSETRAIN_DATA` name the hub and the data folder. They are not keys
-of a table. `[notify.NAME]`, `[fleet]` and `[recovery]` have no environment variables.
+of a table. `[notify.NAME]`, `[fleet]`, `[recovery]` and `[schedule]` have no environment variables.
 
 This page is made from the source. To make it again, run
 `python -m pulsetrain.cli.config_reference > docs/configuration.md`.

@@ -168,11 +168,20 @@ def _parse_boolean(text: str, path: str) -> bool:
 
 
 def _parse_number(kind: type[int | float], value: typing.Any, path: str) -> int | float:
-    """A whole number may be written as 1e9. Nothing else is rounded."""
+    """A whole number may be written as 1e9, as text too. Nothing else is rounded."""
     try:
         number = kind(value)
     except (ValueError, OverflowError):
-        number = math.nan
+        number = _whole(value) if kind is int else math.nan
     if isinstance(value, bool) or not math.isfinite(number) or (type(value) is float and number != value):
         raise ConfigError(f"{path} = {value!r}: not {_NOUNS[kind]}")
     return number
+
+
+def _whole(value: object) -> int | float:
+    """The whole number that a text such as "1e9" writes, else NaN."""
+    try:
+        number = float(value) if isinstance(value, str) else math.nan
+    except ValueError:
+        return math.nan
+    return int(number) if number.is_integer() else math.nan

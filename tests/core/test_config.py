@@ -78,6 +78,8 @@ def test_a_wrong_value_is_named_with_what_is_allowed(values, words):
     ("name", "text", "words"),
     [
         ("COUNT", "2.5", r"PULSETRAIN_DEMO_COUNT: demo\.count = '2\.5': not a whole number"),
+        ("COUNT", "1e-1", r"PULSETRAIN_DEMO_COUNT: demo\.count = '1e-1': not a whole number"),
+        ("COUNT", "1e999", r"PULSETRAIN_DEMO_COUNT: demo\.count = '1e999': not a whole number"),
         ("RATIO", "nan", r"PULSETRAIN_DEMO_RATIO: demo\.ratio = 'nan': not a number"),
         ("RATIO", "", r"PULSETRAIN_DEMO_RATIO: demo\.ratio = '': not a number"),
         ("ON", "perhaps", r"PULSETRAIN_DEMO_ON: demo\.on = 'perhaps': not a boolean; allowed: true, false"),
@@ -101,6 +103,8 @@ def test_numbers_that_lose_nothing_are_taken():
     assert load(Example, "demo", file={"demo": {"count": 1e9, "ratio": 2, "name": 77}}) == Example(
         count=1_000_000_000, ratio=2.0, name="77"
     )
+    assert load(Example, "demo", environ={"PULSETRAIN_DEMO_COUNT": "1e9"}).count == 1_000_000_000
+    assert load(Example, "demo", flags={"count": "2e3"}).count == 2000
 
 
 def test_a_component_that_is_no_table_is_named(tmp_path):
