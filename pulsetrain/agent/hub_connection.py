@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import structlog
 
 from pulsetrain.agent.lead_check import LeadCheck
 from pulsetrain.core.clock import SystemClock
 from pulsetrain.core.errors import AuthError, CorruptData, Unavailable, UsageError
+from pulsetrain.core.urls import split_url
 from pulsetrain.protocol import tls
 from pulsetrain.protocol.client import HubAddress
 from pulsetrain.protocol.messages import CONFIRM_HEADER, Message, Report, decode, encode
@@ -29,7 +29,7 @@ MAX_MESSAGE_BYTES = 16 << 20
 
 def websocket_url(url: str) -> str:
     """Where agents connect at the hub `url` (http or https). Raises `UsageError` for anything else."""
-    parts = urlsplit(url)
+    parts = split_url(url, "hub address")
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise UsageError(f"hub address {url!r}: allowed is http://HOST:PORT or https://HOST:PORT")
     return f"ws{parts.scheme[4:]}://{parts.netloc}{parts.path.rstrip('/')}/v1/agent"

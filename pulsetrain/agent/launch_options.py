@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from pulsetrain.agent.hub_notice import HubNotice
 from pulsetrain.agent.processes.rank import NodeIdentity, Program
+from pulsetrain.core.urls import split_url
 from pulsetrain.protocol.client import data_folder
 
 FIRST_WAIT_S, LAST_WAIT_S = 0.05, 2.0
@@ -138,9 +138,10 @@ class LaunchOptions:
 def address_towards(url: str) -> str:
     """This machine's address on the way to the hub, so that other nodes can reach it.
 
-    The IPv4 one where there are both. "" where the hub's name is not known, or there is no way to it.
+    The IPv4 one where there are both. "" where the hub's name is not known, or there is no way to it. Raises
+    `UsageError` for an address that cannot be.
     """
-    parts = urlsplit(url)
+    parts = split_url(url, "hub address")
     for family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((parts.hostname or "127.0.0.1", parts.port or 80))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pulsetrain.cli.numbers import Number
 from pulsetrain.cli.options import grouped, json_option
 from pulsetrain.cli.root import print_json, print_table, pulsetrain
 from pulsetrain.core.progress import progress
@@ -157,31 +158,33 @@ class FailureRate:
 _cost_options = grouped(
     "costs",
     SavingCosts,
-    click.option("--step-s", type=float, required=True, metavar="S", help="Length of a training step."),
-    click.option("--stall-s", type=float, default=0.0, metavar="S", help="What training waits for a save."),
+    click.option("--step-s", type=Number(), required=True, metavar="S", help="Length of a training step."),
     click.option(
-        "--save-s", type=float, default=0.0, metavar="S", help="From the start of a save until it is safe."
+        "--stall-s", type=Number(), default=0.0, metavar="S", help="What training waits for a save."
+    ),
+    click.option(
+        "--save-s", type=Number(), default=0.0, metavar="S", help="From the start of a save until it is safe."
     ),
     click.option(
         "--recover-s",
-        type=float,
+        type=Number(),
         default=60.0,
         show_default=True,
         metavar="S",
         help="From a fault to the next step.",
     ),
     click.option(
-        "--detect-s", type=float, default=0.0, metavar="S", help="How long a silent error may stay unseen."
+        "--detect-s", type=Number(), default=0.0, metavar="S", help="How long a silent error may stay unseen."
     ),
 )
 _rate_options = grouped(
     "rate",
     FailureRate,
-    click.option("--mttf-s", type=float, metavar="S", help="Mean time between failures of the whole job."),
+    click.option("--mttf-s", type=Number(), metavar="S", help="Mean time between failures of the whole job."),
     click.option("--nodes", type=int, default=1, show_default=True, metavar="N", help="Nodes of the job."),
     click.option(
         "--failures-per-node-day",
-        type=float,
+        type=Number(),
         metavar="X",
         help="Failures of one node in a day.",
     ),

@@ -6,6 +6,7 @@ import time
 
 import click
 
+from pulsetrain.cli.numbers import Number
 from pulsetrain.cli.options import HubOptions, hub_options, job_argument, json_option
 from pulsetrain.cli.root import print_json, pulsetrain
 from pulsetrain.core.errors import UsageError
@@ -16,7 +17,7 @@ from pulsetrain.terminal.printable import printable
 @pulsetrain.command()
 @job_argument
 @click.option(
-    "--wait", "wait_minutes", type=float, metavar="MINUTES", help="Leave the job alone for so long."
+    "--wait", "wait_minutes", type=Number(), metavar="MINUTES", help="Leave the job alone for so long."
 )
 @click.option("--now", "act_now", is_flag=True, help="Restart the job now.")
 @click.option("--reason", default="", metavar="TEXT", help="Why. The reason is kept with the decision.")

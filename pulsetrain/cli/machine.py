@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from pulsetrain.cli.names import job_names
+from pulsetrain.cli.numbers import Number, NumberRange
 from pulsetrain.cli.options import HubOptions, hub_options, json_option
 from pulsetrain.cli.root import print_json, print_table, pulsetrain
 from pulsetrain.core.errors import UsageError
@@ -21,7 +22,7 @@ LINKS_PATIENCE_S = 120.0
 @click.argument("folder", type=click.Path(path_type=Path), default="/sys/class/infiniband")
 @click.option(
     "--seconds",
-    type=float,
+    type=Number(),
     default=0.0,
     metavar="S",
     help="Sample the traffic for S seconds.",
@@ -63,7 +64,7 @@ def rdma(folder: Path, seconds: float, as_json: bool) -> None:
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(0.01, 60),
+    type=NumberRange(0.01, 60),
     default=2.0,
     show_default=True,
     metavar="S",
@@ -114,7 +115,7 @@ def _print_traffic(rows: Sequence[JsonObject]) -> None:
 @pulsetrain.command()
 @click.option(
     "--seconds",
-    type=float,
+    type=Number(),
     default=1.0,
     show_default=True,
     metavar="S",
@@ -136,7 +137,7 @@ def _print_traffic(rows: Sequence[JsonObject]) -> None:
 )
 @click.option(
     "--limit-mbit",
-    type=click.FloatRange(min=0),
+    type=NumberRange(min=0),
     default=0.0,
     metavar="N",
     help="With --links: each transfer takes N Mbit/s at most. 0 is no limit.",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import click
 
 from pulsetrain.cli.names import node_names
+from pulsetrain.cli.numbers import NumberRange
 from pulsetrain.cli.options import HubOptions, grouped, hub_options, job_argument, json_option
 from pulsetrain.cli.root import print_json, pulsetrain
 from pulsetrain.core.json import JsonObject
@@ -32,7 +33,7 @@ _move_options = grouped(
 _wait_option = click.option(
     "--wait",
     "wait_s",
-    type=click.FloatRange(min=0),
+    type=NumberRange(min=0),
     default=60.0,
     show_default=True,
     metavar="SECONDS",

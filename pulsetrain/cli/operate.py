@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import click
 
 from pulsetrain.cli.names import alert_ids, job_names, node_names
+from pulsetrain.cli.numbers import Number
 from pulsetrain.cli.options import HubOptions, grouped, hub_options, job_argument, json_option
 from pulsetrain.cli.root import print_json, print_table, pulsetrain
 from pulsetrain.core.errors import UsageError
@@ -79,7 +80,12 @@ _alert_actions = grouped(
         "--silence", multiple=True, metavar="FIELD=VALUE", help="Mute alerts that match. Repeatable."
     ),
     click.option(
-        "--minutes", type=float, default=120.0, show_default=True, metavar="N", help="Length of the silence."
+        "--minutes",
+        type=Number(),
+        default=120.0,
+        show_default=True,
+        metavar="N",
+        help="Length of the silence.",
     ),
     click.option("--end-silence", metavar="ID", help="End this silence now."),
 )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from pulsetrain.cli.numbers import NumberRange
 from pulsetrain.cli.options import json_option
 from pulsetrain.cli.root import print_json, pulsetrain
 from pulsetrain.core.errors import UsageError
@@ -34,7 +34,7 @@ def ca() -> None:
 
 @ca.command()
 @click.argument("folder", metavar="[DIR]", type=_FOLDER, required=False)
-@click.option("--days", type=click.FloatRange(min=0, max=_MOST_DAYS), default=3650, help="When it ends.")
+@click.option("--days", type=NumberRange(min=0, max=_MOST_DAYS), default=3650, help="When it ends.")
 @json_option
 def create(folder: Path | None, days: float, as_json: bool) -> None:
     """Make a CA in DIR, by default in the folder ca of the data folder.
@@ -55,7 +55,7 @@ def create(folder: Path | None, days: float, as_json: bool) -> None:
 @click.option(
     "--host", "hosts", multiple=True, required=True, help="Name or address of the server. Repeat it."
 )
-@click.option("--days", type=click.FloatRange(min=0, max=_MOST_DAYS), default=365, help="When it ends.")
+@click.option("--days", type=NumberRange(min=0, max=_MOST_DAYS), default=365, help="When it ends.")
 @_CA
 @json_option
 def issue(name: str, hosts: tuple[str, ...], days: float, ca: Path | None, as_json: bool) -> None:
@@ -97,7 +97,7 @@ def _opened(folder: Path | None) -> PrivateCa:
 
 
 def _checked(days: float) -> float:
-    if math.isnan(days) or days == 0:
+    if days == 0:
         raise UsageError(f"--days {days:g}: allowed: above 0 to {_MOST_DAYS}")
     return days
 

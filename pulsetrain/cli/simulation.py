@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pulsetrain.cli.numbers import Number
 from pulsetrain.cli.options import (
     HubOptions,
     StoreOptions,
@@ -156,13 +157,15 @@ _live_fleet_options = grouped(
     click.option("--tp", type=int, default=1, show_default=True, metavar="N", help="Tensor-parallel ranks."),
     click.option("--pp", type=int, default=1, show_default=True, metavar="N", help="Pipeline stages."),
     click.option("--dp", type=_count, default=0, metavar="N", help="Replicas. Default: what is left."),
-    click.option("--step-s", type=float, default=2.0, show_default=True, metavar="S", help="Time of a step."),
+    click.option(
+        "--step-s", type=Number(), default=2.0, show_default=True, metavar="S", help="Time of a step."
+    ),
     click.option(
         "--checkpoint-every", type=_count, default=10, show_default=True, metavar="M",
         help="Steps between two checkpoints. 0: none.",
     ),
     click.option(
-        "--relaunch-s", type=float, default=3.0, show_default=True, metavar="S",
+        "--relaunch-s", type=Number(), default=3.0, show_default=True, metavar="S",
         help="From a launch to the first step.",
     ),
     click.option("--seed", type=_count, default=0, show_default=True, metavar="K", help="Seed of chance."),
@@ -187,9 +190,9 @@ class FeedOptions:
 _feed_options = grouped(
     "feed",
     FeedOptions,
-    click.option("--seconds", type=float, default=600.0, show_default=True, metavar="S", help="Length."),
+    click.option("--seconds", type=Number(), default=600.0, show_default=True, metavar="S", help="Length."),
     click.option(
-        "--heartbeat-s", type=float, default=1.0, show_default=True, metavar="S",
+        "--heartbeat-s", type=Number(), default=1.0, show_default=True, metavar="S",
         help="Time between two heartbeats of an agent.",
     ),
     click.option(
@@ -197,7 +200,7 @@ _feed_options = grouped(
         help="Spans of communication are sent of every Nth step.",
     ),
     click.option(
-        "--metrics-s", type=float, default=10.0, show_default=True, metavar="S",
+        "--metrics-s", type=Number(), default=10.0, show_default=True, metavar="S",
         help="Time between two samples of a port.",
     ),
     click.option(
@@ -205,7 +208,8 @@ _feed_options = grouped(
         help="Connections that carry the records of all nodes.",
     ),
     click.option(
-        "--say-s", type=float, default=5.0, show_default=True, metavar="S", help="Time between two reports."
+        "--say-s", type=Number(), default=5.0, show_default=True, metavar="S",
+        help="Time between two reports.",
     ),
 )  # fmt: skip
 

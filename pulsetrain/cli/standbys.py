@@ -6,6 +6,7 @@ from typing import TypedDict
 
 import click
 
+from pulsetrain.cli.numbers import Number
 from pulsetrain.cli.options import StoreOptions, json_option, store_options
 from pulsetrain.cli.root import print_json, pulsetrain
 
@@ -24,7 +25,7 @@ class OnRecord(TypedDict):
     "--machines", type=click.IntRange(1), metavar="N", help="Machines that train. Default: all on record."
 )
 @click.option(
-    "--failures-per-node-day", "rate", type=float, metavar="X",
+    "--failures-per-node-day", "rate", type=Number(), metavar="X",
     help="Failures of one machine in a day. Default: from the record.",
 )  # fmt: skip
 @store_options

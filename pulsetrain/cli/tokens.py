@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,9 +9,9 @@ from pathlib import Path
 import click
 
 from pulsetrain.agent.hub_flags import DATA
+from pulsetrain.cli.numbers import NumberRange
 from pulsetrain.cli.options import json_option
 from pulsetrain.cli.root import print_json, pulsetrain
-from pulsetrain.core.errors import UsageError
 from pulsetrain.hub.token_file import Grant, Role, TokenFile
 from pulsetrain.protocol.client import data_folder
 
@@ -39,7 +38,7 @@ def token() -> None:
 @click.option("--node", default="", metavar="NODE", help="For an agent's token: this node alone.")
 @click.option(
     "--days",
-    type=click.FloatRange(min=0, max=36_500),
+    type=NumberRange(min=0, max=36_500),
     help="When it ends. 0: never, as for agents by default. Others end after 90 days.",
 )
 @DATA
@@ -53,8 +52,6 @@ def create(
     """
     if days is None:
         days = 0.0 if role == Role.AGENT else 90.0
-    if math.isnan(days):
-        raise UsageError("--days nan: allowed: 0 to 36500")
     now_ns = time.time_ns()
     expires_ns = now_ns + int(days * _DAY_NS) if days else 0
     made = _file(data).create(name, Role(role), job=job, node=node, now_ns=now_ns, expires_ns=expires_ns)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import click
 
+from pulsetrain.cli.numbers import NumberRange
 from pulsetrain.cli.options import HubOptions, grouped, hub_options, job_argument, json_option
 from pulsetrain.cli.root import print_json, pulsetrain
 from pulsetrain.core.errors import UsageError
@@ -60,7 +61,7 @@ _update_options = grouped(
     click.option(
         "--within",
         "within_s",
-        type=click.FloatRange(min=0),
+        type=NumberRange(min=0),
         metavar="SECONDS",
         help="Stop the job for it if no restart came in this time. Default: a day.",
     ),

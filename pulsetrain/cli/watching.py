@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 import click
 
 from pulsetrain.cli.names import job_names
+from pulsetrain.cli.numbers import NumberRange
 from pulsetrain.cli.options import HubOptions, hub_options, json_option
 from pulsetrain.cli.root import print_json, print_table, pulsetrain
 from pulsetrain.core.errors import PulsetrainError, UsageError
@@ -23,7 +24,7 @@ _PATIENCE_S = 5.0  # for an answer to `top`
 @click.option(
     "--watch",
     "watch_s",
-    type=click.FloatRange(min=0.2),
+    type=NumberRange(min=0.2),
     is_flag=False,
     flag_value=2.0,
     metavar="[SECONDS]",

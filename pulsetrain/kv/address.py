@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from pulsetrain.core.errors import UsageError
+from pulsetrain.core.urls import split_url
 
 PORT = 2379
 SCHEMES: Mapping[str, str] = {"etcd": "http", "etcds": "https"}
@@ -39,7 +40,7 @@ def parse(url: str, environ: Mapping[str, str]) -> EtcdAddress:
     >>> str(parse("etcd://root:secret@a,b:4001", {}))
     'http://a:2379,http://b:4001'
     """
-    parts = urlsplit(url)
+    parts = split_url(url, "--kv", one_host=False)
     credentials, _, hosts = parts.netloc.rpartition("@")
     shown = f"{parts.scheme}://{hosts}"
     if parts.scheme not in SCHEMES:
@@ -68,11 +69,11 @@ def parse(url: str, environ: Mapping[str, str]) -> EtcdAddress:
 
 def _host(text: str, shown: str) -> str:
     """``host:port`` of one member."""
-    parsed = urlsplit(f"//{text}")
     try:
+        parsed = urlsplit(f"//{text}")
         host, port = parsed.hostname, parsed.port
     except ValueError as error:
-        raise UsageError(f"--kv {shown}: {text!r} has no valid port") from error
+        raise UsageError(f"--kv {shown}: {text!r} is no valid host and port") from error
     if not host:
         raise UsageError(f"--kv {shown}: a host is missing")
     return f"[{host}]:{port or PORT}" if ":" in host else f"{host}:{port or PORT}"

@@ -83,8 +83,9 @@ def test_records_go_to_the_hub_of_a_folder_by_its_own_ca(tmp_path, monkeypatch):
                 sink.put(Batch(record="steps", source="n/1", first_row=0, version=1, table=table("steps", 1)))
 
 
-def test_a_store_that_cannot_be_is_named():
-    with pytest.raises(UsageError, match="nonsense"), StoreOptions(store="nonsense").open():
+@pytest.mark.parametrize("url", ["nonsense", "http://clickhouse:nonsense/db", "http://[nonsense/db"])
+def test_a_store_that_cannot_be_is_named(url):
+    with pytest.raises(UsageError, match="nonsense"), StoreOptions(store=url).open():
         pass
 
 

@@ -37,7 +37,7 @@ def test_by_default_the_ca_is_in_the_data_folder(cli, tmp_path, monkeypatch):
         (("issue", "head", "--host", "a b"), "--host 'a b'"),
         (("issue", "head"), "Missing parameter: hosts"),
         (("issue", "head", "--host", "a", "--days", "0"), "--days 0: allowed: above 0 to 36500"),
-        (("issue", "head", "--host", "a", "--days", "nan"), "--days nan: allowed"),
+        (("issue", "head", "--host", "a", "--days", "nan"), "'nan': allowed are numbers"),
         (("create",), "holds a CA already"),
     ],
 )

@@ -165,8 +165,9 @@ def test_a_watch_as_json_is_one_line_for_each_change(ask, hub, looks):
     ]  # fmt: skip
 
 
-def test_a_watch_that_looks_too_often_is_bad_usage(ask, hub):
-    assert isinstance(ask("status", "--watch", "0").exception, click.UsageError)
+@pytest.mark.parametrize("seconds", ["0", "nan", "inf"])
+def test_a_watch_that_looks_too_often_or_never_is_bad_usage(ask, hub, seconds):
+    assert isinstance(ask("status", "--watch", seconds).exception, click.UsageError)
 
 
 def test_top_prints_one_screen_without_a_terminal(ask, hub, monkeypatch):

@@ -30,6 +30,8 @@ def test_user_and_password_from_the_address_or_the_environment_are_never_shown()
         "http://u:s3cret@a",
         "etcd://u:s3cret@",
         "etcd://u:s3cret@a:x",
+        "etcd://u:s3cret@[::1:2379",
+        "etcd://u:s3cret@a,[::1",
         "etcd://u:s3cret@a/path",
         "etcd://u:s3cret@a?what=1",
         "etcd://u:s3cret@a?ca=/ca.pem",

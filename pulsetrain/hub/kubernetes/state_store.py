@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from urllib.parse import urlsplit
 
 from pulsetrain.core.clock import Clock, SystemClock
 from pulsetrain.core.errors import Unavailable, UsageError
 from pulsetrain.core.json import JsonObject
+from pulsetrain.core.urls import split_url
 from pulsetrain.hub.kubernetes.api import BOOKMARK, KubernetesApi
 from pulsetrain.hub.kubernetes.errors import Conflict, Expired
 from pulsetrain.hub.kubernetes.kept_state import KeptState
@@ -157,7 +157,7 @@ def open_state(url: str, environ: Mapping[str, str]) -> ConfigMapStore:
 
     Raises `UsageError`.
     """
-    parts = urlsplit(url)
+    parts = split_url(url, "--kv", one_host=False)
     name = parts.path.strip("/") or NAME
     if "@" in parts.netloc or parts.query or "/" in name:
         raise UsageError(f"--kv {SCHEME}://...: allowed {SCHEME}://NAMESPACE and {SCHEME}://NAMESPACE/NAME")

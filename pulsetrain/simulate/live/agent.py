@@ -7,7 +7,6 @@ import contextlib
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 import structlog
 from websockets.asyncio.client import ClientConnection, connect
@@ -15,6 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 
 from pulsetrain import __version__
 from pulsetrain.core.errors import AuthError, CorruptData, UsageError
+from pulsetrain.core.urls import split_url
 from pulsetrain.protocol import tls
 from pulsetrain.protocol.client import HubAddress
 from pulsetrain.protocol.messages import Command, Confirmed, Hello, Leave, Reply, Report, Start, Stop, encode
@@ -63,7 +63,7 @@ def socket_url(url: str) -> str:
     >>> socket_url("http://head:8780")
     'ws://head:8780/v1/agent'
     """
-    parts = urlsplit(url)
+    parts = split_url(url, "hub address")
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise UsageError(f"hub address {url!r}: allowed is http(s)://host:port")
     return f"ws{parts.scheme[4:]}://{parts.netloc}{parts.path.rstrip('/')}/v1/agent"

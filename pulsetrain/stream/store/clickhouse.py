@@ -30,6 +30,7 @@ from urllib3.exceptions import HTTPError
 
 from pulsetrain.core.errors import AuthError, PulsetrainError, SchemaMismatch, Unavailable, UsageError
 from pulsetrain.core.folder_lock import FolderLock
+from pulsetrain.core.urls import split_url
 from pulsetrain.protocol import tls
 from pulsetrain.records import ddl
 from pulsetrain.records.batch import conform
@@ -241,7 +242,7 @@ def open_store(
     by, "" for those that the system knows. Raises `UsageError` for another scheme, a folder that
     is in use or cannot be written, or a cluster of chDB. Raises `AuthError` and `Unavailable`.
     """
-    parts = urlsplit(url)
+    parts = split_url(url, "store")
     if parts.scheme == "chdb":
         if engine is not None and engine.cluster:
             raise UsageError(f"store.cluster = {engine.cluster!r}: {url} is no ClickHouse server")
