@@ -28,26 +28,28 @@ def audit() -> None:
 def verify(head: str, data: Path | None, as_json: bool) -> int:
     """Check that no record of the hub's audit log was changed, removed or inserted.
 
-    The exit status is 1 if one was.
+    The exit status is 1 if one was. A last line that is half written is only told.
 
     Example: pulsetrain audit verify --head 5f1c0e...
     """
     from pulsetrain.hub import audit_log
     from pulsetrain.protocol.client import data_folder
-    from pulsetrain.records import audit_chain
 
     path = (data or data_folder()).expanduser() / audit_log.NAME
     try:
-        answer = audit_chain.verify(audit_log.read(path), head)
+        answer = audit_log.verify_file(path, head)
     except OSError as error:
         raise UsageError(f"no audit log {path}: {error.strerror}") from error
     problems = [asdict(problem) for problem in answer.problems]
     if as_json:
         facts = {"file": str(path), "records": answer.records, "head": answer.head.hash}
-        print_json({**facts, "ok": not problems, "problems": problems})
+        torn = answer.torn_line or None
+        print_json({**facts, "ok": not problems, "problems": problems, "torn_line": torn})
     else:
         for problem in answer.problems:
             click.echo(f"{path}:{problem.line}: {problem.what}")
+        if answer.torn_line:
+            click.echo(f"{path}:{answer.torn_line}: half written: a hub writes it now, or ended meanwhile")
         state = f"{len(problems)} problem(s)" if problems else "all as they were written"
         click.echo(f"{answer.records} records, {state}. The last hash is {answer.head.hash}.")
     return 1 if problems else 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import structlog
 
-from pulsetrain.records.audit_chain import Head, record, verify
+from pulsetrain.records.audit_chain import Head, Verified, record, verify
 
 log = structlog.get_logger()
 
@@ -43,9 +43,10 @@ class AuditLog:
             log.info("audit_head", records=head.seq + 1, hash=head.hash)
 
 
-def read(path: Path) -> list[str]:
-    """The lines of a log. Raises `OSError`."""
-    return path.read_text(encoding="utf-8", errors="replace").splitlines()
+def verify_file(path: Path, noted: str = "") -> Verified:
+    """Whether a log is as it was written, see `audit_chain.verify`. Raises `OSError`."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return verify(text.splitlines(), noted, ends_open=not text.endswith("\n"))
 
 
 def _write(path: Path, text: str) -> None:

@@ -35,11 +35,15 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """A log that was read: its records, its end, and what is wrong with it."""
+    """A log that was read: its records, its end, and what is wrong with it.
+
+    `torn_line` is the number of the last line where that is no record yet, 0 where there is none.
+    """
 
     records: int
     head: Head
     problems: tuple[Problem, ...]
+    torn_line: int = 0
 
 
 def record(event: Mapping[str, object], head: Head) -> tuple[str, Head]:
@@ -55,14 +59,19 @@ def record(event: Mapping[str, object], head: Head) -> tuple[str, Head]:
     return _json(fields), Head(seq=seq, hash=digest)
 
 
-def verify(lines: Iterable[str], noted: str = "") -> Verified:
+def verify(lines: Iterable[str], noted: str = "", *, ends_open: bool = False) -> Verified:
     """Whether every record is as it was written and follows the one before it.
 
     `noted` is a hash that somebody kept: a chain that does not hold it was cut off or written anew.
+    `ends_open`: the last line has no end. It may be a record that is half written, which is no problem.
     """
-    head, count, problems, seen = Head(), 0, [], False
+    lines = list(lines)
+    head, count, problems, seen, torn_line = Head(), 0, [], False, 0
     for number, line in enumerate(lines, start=1):
         fields = _fields(line)
+        if fields is None and ends_open and number == len(lines):
+            torn_line = number
+            continue
         if fields is None:
             problems.append(Problem(line=number, what="is no record"))
             continue
@@ -77,7 +86,7 @@ def verify(lines: Iterable[str], noted: str = "") -> Verified:
     if noted and not seen:
         what = f"no record has the hash {noted}: the end was removed, or the log was written anew"
         problems.append(Problem(line=count, what=what))
-    return Verified(records=count, head=head, problems=tuple(problems))
+    return Verified(records=count, head=head, problems=tuple(problems), torn_line=torn_line)
 
 
 def _digest(seq: int, previous: str, event: object) -> str:

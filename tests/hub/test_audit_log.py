@@ -4,8 +4,7 @@ import os
 
 import pytest
 
-from pulsetrain.hub.audit_log import AuditLog, read
-from pulsetrain.records.audit_chain import verify
+from pulsetrain.hub.audit_log import AuditLog, verify_file
 
 
 def event(number):
@@ -16,7 +15,7 @@ def test_a_new_hub_goes_on_where_the_old_one_ended(tmp_path):
     path = tmp_path / "audit.log"
     AuditLog(path).append([event(0), event(1)])
     AuditLog(path).append([event(2)])
-    answer = verify(read(path))
+    answer = verify_file(path)
     assert (answer.records, answer.problems) == (3, ())
     assert os.stat(path).st_mode & 0o777 == 0o600
 
@@ -27,7 +26,7 @@ def test_what_a_crash_left_half_written_is_cut_off(tmp_path):
     with path.open("a") as file:
         file.write('{"seq": 1, "prev"')
     AuditLog(path).append([event(1)])
-    answer = verify(read(path))
+    answer = verify_file(path)
     assert (answer.records, answer.problems) == (2, ())
 
 
@@ -36,7 +35,7 @@ def test_a_log_that_was_changed_is_found_also_after_a_new_hub_has_written_on(tmp
     AuditLog(path).append([event(0), event(1)])
     path.write_text(path.read_text().replace("n0", "n9"))
     AuditLog(path).append([event(2)])
-    [problem] = verify(read(path)).problems
+    [problem] = verify_file(path).problems
     assert problem.line == 1
 
 
@@ -46,7 +45,7 @@ def test_a_disk_that_refuses_loses_records_and_stops_nothing(tmp_path):
     assert log.lost == 2
     (tmp_path / "gone").mkdir()
     log.append([event(2)])
-    assert verify(read(tmp_path / "gone" / "audit.log")).problems == ()
+    assert verify_file(tmp_path / "gone" / "audit.log").problems == ()
 
 
 @pytest.mark.parametrize("size", [1, 5000])
@@ -54,4 +53,4 @@ def test_the_end_of_a_long_log_is_found(tmp_path, size):
     path = tmp_path / "audit.log"
     AuditLog(path).append([event(i) | {"detail": "x" * 300} for i in range(size)])
     AuditLog(path).append([event(0)])
-    assert verify(read(path)).problems == ()
+    assert verify_file(path).problems == ()

@@ -13,7 +13,6 @@ from pulsetrain.hub.app import build
 from pulsetrain.hub.audit_log import AuditLog
 from pulsetrain.hub.token_file import Role, TokenFile
 from pulsetrain.protocol.messages import Ping, Reply, decode, encode
-from pulsetrain.records import audit_chain
 from tests.hub.conftest import Clock
 from tests.recovery.builders import heartbeat, hello
 
@@ -130,7 +129,7 @@ def test_an_expired_token_connects_no_agent_and_reads_nothing(client, file):
 def test_an_edited_row_of_the_audit_log_is_found(tmp_path):
     path = tmp_path / audit_log.NAME
     AuditLog(path).append({"kind": "evict", "node": name, "actor": "me"} for name in "abc")
-    assert audit_chain.verify(audit_log.read(path)).problems == ()
+    assert audit_log.verify_file(path).problems == ()
     path.write_text(path.read_text().replace('"b"', '"x"').replace(json.dumps("b"), json.dumps("x")))
-    found = audit_chain.verify(audit_log.read(path)).problems
+    found = audit_log.verify_file(path).problems
     assert [problem.line for problem in found][:1] == [2]
