@@ -100,10 +100,12 @@ def errors(job: str, store: StoreOptions, as_json: bool) -> None:
     Example: pulsetrain errors --job gpt --json
     """
     from pulsetrain.analytics.machines.rule_matches import first_errors
-    from pulsetrain.stream.queries import machines
+    from pulsetrain.stream.queries import machines, views
 
     with store.open() as opened:
         answer = first_errors(machines.first_errors(opened, job))
+        if not answer["ranks"] and not views.knows(opened, job):
+            raise UsageError(f"job {job!r}: nothing of it is on record")
     if as_json:
         print_json(answer)
         return

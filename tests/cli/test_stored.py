@@ -76,3 +76,9 @@ def test_a_job_without_errors_says_so(cli, store_url):
     words = ("errors", "--job", "gpt", "--store", store_url)
     assert json.loads(cli(*words, "--json").output)["culprit"] == -1
     assert "No error on record." in cli(*words).output
+
+
+def test_errors_of_a_job_that_the_store_has_never_seen_are_bad_usage(cli, store_url):
+    done = cli("errors", "--job", "gtp", "--store", store_url)
+    assert isinstance(done.exception, UsageError)
+    assert str(done.exception) == "job 'gtp': nothing of it is on record"

@@ -45,6 +45,15 @@ def last_attempt(store: Queryable, job: str) -> int:
     return int(row["attempt"]) if row["n"] else -1
 
 
+def knows(store: Queryable, job: str) -> bool:
+    """Whether any record of `job` is in the store."""
+    any_of = " UNION ALL ".join(
+        f"(SELECT 1 AS one FROM {record} WHERE job = {{job:String}} LIMIT 1)"
+        for record in ("events", "topology", "steps", "logs")
+    )
+    return bool(store.query(f"SELECT count() AS n FROM ({any_of})", {"job": job}).to_pylist()[0]["n"])
+
+
 def curve(store: Queryable, job: str, *, points: int = 400, from_ns: int = 0, to_ns: int = 0) -> pa.Table:
     """Step time, throughput and loss over the whole job, in about `points` rows or fewer, oldest first.
 
