@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -38,16 +38,20 @@ def read_folder(folder: Path) -> FolderReport:
     paths = [folder] if folder.is_file() else sorted(p for p in _listed(folder) if p.is_file())
     if not paths:
         raise UsageError(f"logs {folder}: no file in it")
-    lines: list[Line] = []
+    ranks = all(_subject(path).isdecimal() for path in paths)
     files: list[FileReport] = []
+    anomalies = compare(_lines(paths, files), LogSource(subject_type="rank" if ranks else "node"))
+    return FolderReport(files=files, findings=[finding.row() for finding in anomalies])
+
+
+def _lines(paths: Iterable[Path], files: list[FileReport]) -> Iterator[Line]:
+    """The lines of all files, with one file in memory at a time. What is said of each goes to `files`."""
     for path in paths:
         texts, subject = _texts(path), _subject(path)
-        lines += [Line(subject=subject, message=text) for text in texts]
         blame = as_json(classify(texts))
         files.append(FileReport(file=path.name, subject=subject, lines=len(texts), blame=blame))
-    ranks = all(file["subject"].isdecimal() for file in files)
-    anomalies = compare(lines, LogSource(subject_type="rank" if ranks else "node"))
-    return FolderReport(files=files, findings=[finding.row() for finding in anomalies])
+        for text in texts:
+            yield Line(subject=subject, message=text)
 
 
 def _listed(folder: Path) -> Sequence[Path]:

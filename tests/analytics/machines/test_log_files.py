@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
 from pulsetrain.analytics.machines.log_files import read_folder
@@ -56,3 +58,22 @@ def test_the_rank_of_a_file_is_in_its_name(tmp_path, name, subject):
     (tmp_path / name).write_text("hello\n")
     (file,) = read_folder(tmp_path)["files"]
     assert file["subject"] == subject
+
+
+def test_the_lines_of_one_file_are_in_memory_at_a_time(tmp_path, monkeypatch):
+    alive, most = weakref.WeakSet(), []
+
+    class Text(str):
+        """A line that can be counted."""
+
+    def texts(path):
+        lines = [Text(f"{path.name}: step {number} done") for number in range(100)]
+        alive.update(lines)
+        most.append(len(alive))
+        return lines
+
+    monkeypatch.setattr("pulsetrain.analytics.machines.log_files._texts", texts)
+    for rank in range(5):
+        (tmp_path / f"rank_{rank}.log").touch()
+    assert [file["lines"] for file in read_folder(tmp_path)["files"]] == [100] * 5
+    assert max(most) <= 201
