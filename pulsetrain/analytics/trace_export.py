@@ -15,6 +15,7 @@ from typing import TypedDict, cast
 
 from pulsetrain.analytics.trace_flows import FlowRow, TraceEvent, flow_events, flows
 from pulsetrain.core.errors import UsageError
+from pulsetrain.core.whole_file import write_whole
 from pulsetrain.stream.queries import views
 from pulsetrain.stream.queries.queryable import Queryable
 
@@ -84,10 +85,13 @@ def export(
 def export_file(
     store: Queryable, job: str, path: Path, *, first: int, last: int, ranks: Sequence[int] = ()
 ) -> int:
-    """Write the trace to a file, and return its bytes. Raises as `export`, and where it cannot write."""
+    """Write the trace to a file, as a whole or not at all, and return its bytes.
+
+    Raises as `export`, and where it cannot write.
+    """
     document = export(store, job, first=first, last=last, ranks=ranks)
     try:
-        return path.write_bytes(document)
+        return write_whole(path, document)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -12,6 +13,7 @@ from pulsetrain.checkpoint.storage.tensor_index import Stored, TensorIndex
 from pulsetrain.core.errors import CheckpointError, UsageError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.core.progress import Report, unseen
+from pulsetrain.core.whole_file import whole_file
 
 DTYPES: Mapping[str, str] = MappingProxyType(
     {
@@ -61,9 +63,10 @@ def export_safetensors(
         for number, shard in enumerate(shards, start=1):
             of = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
             path = folder / f"model{of}.safetensors"
-            for size in _write(path, shard, index, prefix, manifest):
-                written += size
-                report(written, total)
+            with contextlib.closing(_write(path, shard, index, prefix, manifest)) as sizes:
+                for size in sizes:
+                    written += size
+                    report(written, total)
             files.append(path)
         if len(shards) > 1:
             files.append(_write_index(folder, shards, files, prefix))
@@ -90,7 +93,7 @@ def _shards(tensors: list[Stored], limit: int) -> list[list[Stored]]:
 
 def _write(
     path: Path, shard: list[Stored], index: TensorIndex, prefix: str, manifest: Manifest
-) -> Iterator[int]:
+) -> Generator[int]:
     """Write one file. Yields the size of each tensor when it is written."""
     header: JsonObject = {"__metadata__": {"format": "pt", "job": manifest.job, "step": str(manifest.step)}}
     offset = 0
@@ -106,12 +109,10 @@ def _write(
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
+    with whole_file(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in shard:
             yield file.write(index.read(tensor.name))
-    partial.replace(path)
 
 
 def _write_index(folder: Path, shards: list[list[Stored]], files: list[Path], prefix: str) -> Path:

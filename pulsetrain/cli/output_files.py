@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from pulsetrain.core.errors import PulsetrainError, UsageError
+from pulsetrain.core.whole_file import write_whole
 
 
 def check_output(file: Path, flag: str = "--output") -> None:
@@ -20,8 +21,8 @@ def check_output(file: Path, flag: str = "--output") -> None:
 
 
 def write_output(file: Path, content: bytes, flag: str = "--output") -> None:
-    """Write `file`. Raises `PulsetrainError` where that fails after all, as on a full disk."""
+    """Write `file`, as a whole or not at all. Raises `PulsetrainError` where it fails, as on a full disk."""
     try:
-        file.write_bytes(content)
+        write_whole(file, content)
     except OSError as error:
         raise PulsetrainError(f"{flag} {file}: {error.strerror}") from error

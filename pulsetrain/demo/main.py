@@ -16,6 +16,7 @@ from pathlib import Path
 from pulsetrain.agent.local_hub import LocalHub, local_hub
 from pulsetrain.core.errors import PulsetrainError, UsageError
 from pulsetrain.core.json import JsonObject
+from pulsetrain.core.whole_file import write_whole
 from pulsetrain.demo import cluster, reaper, score
 from pulsetrain.demo.cluster import JOB, Cluster, Reference
 from pulsetrain.demo.interrupt import interruptible
@@ -49,8 +50,11 @@ class DemoOptions:
             )
         if self.report is not None and self.report.is_dir():
             raise UsageError(f"--report {self.report}: is a folder; give a file")
-        if self.report is not None and not os.access(self.report.absolute().parent, os.W_OK):
-            raise UsageError(f"--report {self.report}: its folder is missing or cannot be written")
+        if self.report is not None and not self.report.exists():
+            if not os.access(self.report.absolute().parent, os.W_OK):
+                raise UsageError(f"--report {self.report}: its folder is missing or cannot be written")
+        elif self.report is not None and not os.access(self.report, os.W_OK):
+            raise UsageError(f"--report {self.report}: this file is there and cannot be written")
         if self.keep is not None and self.keep.exists() and not _is_empty_folder(self.keep):
             raise UsageError(f"--keep {self.keep}: must be a new or an empty folder")
 
@@ -112,7 +116,7 @@ def run(
         if publish is not None:
             publish(report_)
         if options.report:
-            options.report.write_text(json.dumps(report_, indent=1) + "\n")
+            write_whole(options.report, json.dumps(report_, indent=1).encode() + b"\n")
         if not options.exit:
             _keep_dashboard(hub, print_)
         return 0 if score.passed(report_, FAULTS) else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pyarrow as pa
 import pytest
@@ -125,3 +126,15 @@ def test_a_file_has_what_was_exported(tmp_path):
 def test_a_file_that_cannot_be_written_is_one_clear_line(tmp_path):
     with pytest.raises(UsageError, match=r"cannot write .*missing"):
         export_file(FakeStore(span()), "gpt", tmp_path / "missing" / "gpt.json", first=3, last=3)
+
+
+def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path, monkeypatch):
+    def full(self, target):
+        raise OSError(28, os.strerror(28))
+
+    path = tmp_path / "gpt.json"
+    path.write_text("old")
+    monkeypatch.setattr("pathlib.Path.replace", full)
+    with pytest.raises(UsageError, match="No space left"):
+        export_file(FakeStore(span()), "gpt", path, first=3, last=3)
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]

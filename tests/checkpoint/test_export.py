@@ -1,13 +1,14 @@
 """What is exported is what safetensors reads."""
 
 import json
+import os
 
 import numpy as np
 import pytest
 from safetensors import safe_open
 
 from pulsetrain.checkpoint.export import export_safetensors
-from pulsetrain.core.errors import CheckpointError
+from pulsetrain.core.errors import CheckpointError, UsageError
 from tests.checkpoint.stored import commit_arrays
 
 
@@ -45,3 +46,18 @@ def test_export_writes_what_safetensors_reads(tmp_path):
             assert np.array_equal(tensors.get_tensor(name), expected)
     with pytest.raises(CheckpointError, match="names begin with: model, optimizer"):
         export_safetensors(checkpoints, checkpoints.manifest(1), tmp_path / "x", prefix="nothing.")
+
+
+@pytest.mark.parametrize(
+    ("failure", "seen"),
+    [(OSError(28, os.strerror(28)), UsageError), (KeyboardInterrupt(), KeyboardInterrupt)],
+)
+def test_an_export_that_fails_leaves_no_part_of_a_file(tmp_path, failure, seen):
+    checkpoints = commit_arrays(tmp_path / "store", {0: [("model.w", np.zeros(6, dtype="f4"), (), ())]})
+
+    def fail(done, total=None):
+        raise failure
+
+    with pytest.raises(seen):
+        export_safetensors(checkpoints, checkpoints.manifest(1), tmp_path / "hf", report=fail)
+    assert list((tmp_path / "hf").iterdir()) == []

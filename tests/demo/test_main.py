@@ -25,6 +25,16 @@ def test_bad_usage_names_the_value(options, message):
         DemoOptions(**options)
 
 
+def test_a_report_that_may_not_be_written_is_refused_before_the_demo(tmp_path, monkeypatch):
+    report = tmp_path / "report.json"
+    report.write_text("")
+    monkeypatch.setattr("os.access", lambda path, mode: path != report)  # root may write everywhere
+    with pytest.raises(UsageError, match="this file is there and cannot be written"):
+        DemoOptions(report=report)
+    monkeypatch.setattr("os.access", lambda path, mode: path == report)
+    assert DemoOptions(report=report).report == report
+
+
 @pytest.mark.parametrize(("cores", "steps"), [(1, 120), (2, 120), (8, 480), (64, 720)])
 def test_more_cores_train_more_steps(cores, steps):
     assert usual_steps(cores) == steps
