@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import click
 
 
-class _Finite(click.ParamType):
-    """What is converted must be finite. Comes before one of click's types of numbers."""
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """See `click.ParamType`."""
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value!r}: allowed are numbers, but not nan and inf.", param, ctx)
-        return number
-
-
-class Number(_Finite, click.types.FloatParamType):
+class Number(click.types.FloatParamType):
     """Any number."""
 
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """See `click.ParamType`."""
+        return _finite(self, super().convert(value, param, ctx), param, ctx)
 
-class NumberRange(_Finite, click.FloatRange):
+
+class NumberRange(click.FloatRange):
     """A number in a range, see `click.FloatRange`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """See `click.ParamType`."""
+        return _finite(self, super().convert(value, param, ctx), param, ctx)
+
+
+def _finite(
+    kind: Number | NumberRange, number: float, param: click.Parameter | None, ctx: click.Context | None
+) -> float:
+    if not math.isfinite(number):
+        kind.fail(f"'{number}': allowed are numbers, but not nan and inf.", param, ctx)
+    return number
