@@ -162,7 +162,7 @@ def _suspects(view: JobView, diagnosis: HangDiagnosis) -> tuple[int, ...]:
     moving = {
         rank for rank, activity in view.activity.items() if condition.moves_bytes(activity) or activity.traced
     }
-    suspects = diagnosis.culprits or device_members(view, diagnosis)
+    suspects = dict.fromkeys((*diagnosis.culprits, *device_members(view, diagnosis)))
     return tuple(r for r in suspects if r not in moving and states.get(r) not in condition.FROZEN)
 
 
@@ -205,11 +205,14 @@ def _has_stopped_rank(view: JobView, config: WatchConfig) -> bool:
 
 
 def _has_mismatch(view: JobView) -> bool:
-    """Whether members of a group are in different operations at the same sequence number."""
+    """Whether members of a group are in different operations at the same sequence number.
+
+    Not where operations end on devices. What is shown in flight there may have ended.
+    """
     operations: dict[tuple[str, tuple[int, ...], int], tuple[str, int]] = {}
     for status in view.ranks:
         for group in status.groups:
-            if group.op and group.peer == NO_PEER:
+            if group.op and group.peer == NO_PEER and not group.on_device:
                 mine = (group.op, group.op_bytes)
                 if operations.setdefault((group.group, group.members, group.op_seq), mine) != mine:
                     return True

@@ -596,6 +596,32 @@ def test_operations_that_can_never_meet_are_named_before_a_slow_step_is_over():
     assert not findings(hang(view(early, **slow)))
 
 
+def saving_job(silent_s: float) -> list[RankStatus]:
+    """A thread of each rank saves by gloo in the group in which the main threads train by NCCL."""
+
+    def member(rank: int, op: str, enqueued: int) -> RankStatus:
+        cell = GroupStatus(
+            group="0", members=tuple(range(8)), enqueued=enqueued, completed=8, op=op, op_seq=9,
+            on_device=True,
+        )  # fmt: skip
+        return status(rank, silent_s, cell, phase="step")
+
+    return [member(0, "all_gather", 12), *(member(rank, "all_reduce", 11) for rank in range(1, 8))]
+
+
+def test_operations_that_may_have_ended_on_devices_are_no_proof_of_a_mismatch():
+    assert isinstance(hang(view(saving_job(2.5)))[0], Healthy)
+    (finding,) = findings(hang(view(saving_job(9.0))))
+    assert (finding.subject, finding.evidence["class"]) == ("0", "desync")
+    assert (finding.evidence["condition"], finding.evidence["certain"]) == ("network", False)
+
+
+def test_ranks_that_save_beside_their_devices_are_no_hang():
+    seen = look(view(saving_job(9.0), activity={3: active(3, cpu_ratio=1.0, still_ns=0)}))
+    assert not findings(seen.verdicts)
+    assert seen.suspects == tuple(range(8))
+
+
 def test_a_circle_of_waits_is_certain_only_where_every_host_is_known_to_wait():
     pairs = {"a": (0, 1), "b": (1, 0)}
 

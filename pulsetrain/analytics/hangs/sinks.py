@@ -118,7 +118,7 @@ def judge_sink(
     if len(sink) == 1:
         return _single_rank(ranks[sink[0]], graph)
     return (
-        _mismatch(sink, groups)
+        _mismatch(sink, ranks, groups)
         or _not_started(sink, ranks)
         or _by_process(sink, ranks)
         or _late_host(sink, ranks)
@@ -152,12 +152,18 @@ def _single_rank(evidence: RankEvidence, graph: WaitGraph) -> SinkVerdict:
     )
 
 
-def _mismatch(sink: Sink, groups: Mapping[GroupKey, StuckGroup]) -> SinkVerdict | None:
-    """Return a desync where members of one group are in different operations at the same sequence number."""
+def _mismatch(sink: Sink, ranks: EvidenceByRank, groups: Mapping[GroupKey, StuckGroup]) -> SinkVerdict | None:
+    """Return a desync where members of one group are in different operations at the same sequence number.
+
+    It is no proof where an operation may have ended on its device. One group of torch may have a backend for
+    the host and one for devices, and what a thread enqueues to one has no fixed place among the other's.
+    """
     for key, group in groups.items():
         odd = tuple(r for r in group.mismatched if r in sink)
         if odd:
             tie = len(odd) * 2 >= len(group.waiting)
+            at_odds = [w for r in sink for w in ranks[r].waits if w.collective == (key, group.seq)]
+            proven = not any(w.may_have_ended for w in at_odds)
             reason = (
                 f"{_subject(odd)} not in the rest's {group.op}, or not with their payload, "
                 f"at seq {group.seq} of {group.group}"
@@ -165,10 +171,10 @@ def _mismatch(sink: Sink, groups: Mapping[GroupKey, StuckGroup]) -> SinkVerdict 
             return SinkVerdict(
                 verdict="desync",
                 culprits=odd,
-                confidence=0.5 if tie else 0.9,
+                confidence=0.5 if tie or not proven else 0.9,
                 reason=reason,
                 group=key,
-                proven=True,
+                proven=proven,
             )
     return None
 

@@ -238,8 +238,12 @@ def _evidence_of_links(links: BrokenLinks) -> dict[str, object]:
 
 
 def device_members(view: JobView, diagnosis: HangDiagnosis) -> tuple[int, ...]:
-    """Return members of the group that all wait in, where its operations end on devices: the first ones."""
-    if diagnosis.culprits or not diagnosis.group:
+    """Return members of the group that all wait in, where its operations end on devices: the first ones.
+
+    All of them may be in one operation, or in different ones that may have ended.
+    """
+    one_to_blame = diagnosis.culprits and (diagnosis.verdict != "desync" or diagnosis.proven)
+    if one_to_blame or not diagnosis.group:
         return ()
     name, members = diagnosis.group[0], diagnosis.group[1][:MOST_JUDGED]
     waiting = {r.rank for r in view.ranks for g in r.groups if g.group == name and g.op and g.on_device}
