@@ -96,6 +96,7 @@ class RankStatus:
     it last rose. `resumed_step` is the step that the attempt goes on from, -1 if it began with its first.
     `instrumentation` is what the rank says of its own instrumentation, a JSON object. "": nothing new.
     `saved` and `loaded` hold the newest checkpoint that the script itself wrote and read, if there is one.
+    `waits_in` is the process group of the operation that the main thread waits for, "" if unknown or none.
     """
 
     rank: int
@@ -113,6 +114,7 @@ class RankStatus:
     saved: Sequence[OwnCheckpoint] = ()
     loaded: Sequence[OwnCheckpoint] = ()
     instrumentation: str = ""
+    waits_in: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,10 +110,11 @@ class RankEvidence:
     """What is known of one rank.
 
     `reported` is false for a rank that left no report or dump. `computing`: it is in a phase that is no
-    communication. `blocked`: its main thread is known to wait for an operation. `silence_ns` is the time
-    since it last made progress. `enqueued` and `completed` are the newest sequence numbers in each group.
-    `transferred` is the newest completed transfer of a group of two, where sends and recvs of both ranks
-    share one numbering.
+    communication. `blocked`: its main thread is known to wait for an operation. `waits_in` is the name of
+    that operation's group, "" if unknown. Other threads may have operations in flight in other groups.
+    `silence_ns` is the time since it last made progress. `enqueued` and `completed` are the newest sequence
+    numbers in each group. `transferred` is the newest completed transfer of a group of two, where sends and
+    recvs of both ranks share one numbering.
     """
 
     rank: int
@@ -121,6 +122,7 @@ class RankEvidence:
     reported: bool = True
     computing: bool = False
     blocked: bool = False
+    waits_in: str = ""
     silence_ns: int = 0
     enqueued: Mapping[GroupKey, int] = field(default_factory=dict)
     completed: Mapping[GroupKey, int] = field(default_factory=dict)
@@ -129,5 +131,24 @@ class RankEvidence:
 
     @cached_property
     def oldest_wait(self) -> Wait | None:
-        """The operation in flight that comes first in the rank's program, or None where there is none."""
-        return min(self.waits, key=lambda w: (w.order, w.group, w.seq), default=None)
+        """The operation in flight that comes first in the rank's program, or None where there is none.
+
+        One in the group in which the main thread waits comes before those of other groups.
+        """
+        return min(
+            self.waits, key=lambda w: (w.group[0] != self.waits_in, w.order, w.group, w.seq), default=None
+        )
+
+    @property
+    def stands_in_oldest(self) -> bool:
+        """Whether the main thread is known to wait for `oldest_wait`, and that has not ended on a device."""
+        oldest = self.oldest_wait
+        if oldest is None or not self.blocked or oldest.may_have_ended:
+            return False
+        if self.waits_in:
+            return oldest.group[0] == self.waits_in
+        return len({wait.group for wait in self.waits}) == 1
+
+    def stands_outside(self, group: GroupKey) -> bool:
+        """Return whether the main thread is known to wait for an operation of another group."""
+        return self.waits_in not in ("", group[0])

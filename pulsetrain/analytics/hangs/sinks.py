@@ -157,13 +157,14 @@ def _mismatch(sink: Sink, ranks: EvidenceByRank, groups: Mapping[GroupKey, Stuck
 
     It is no proof where an operation may have ended on its device. One group of torch may have a backend for
     the host and one for devices, and what a thread enqueues to one has no fixed place among the other's.
+    Nor is it one where the main thread of a rank waits in another group.
     """
     for key, group in groups.items():
         odd = tuple(r for r in group.mismatched if r in sink)
         if odd:
             tie = len(odd) * 2 >= len(group.waiting)
-            at_odds = [w for r in sink for w in ranks[r].waits if w.collective == (key, group.seq)]
-            proven = not any(w.may_have_ended for w in at_odds)
+            at_odds = [(r, w) for r in sink for w in ranks[r].waits if w.collective == (key, group.seq)]
+            proven = not any(w.may_have_ended or ranks[r].stands_outside(key) for r, w in at_odds)
             reason = (
                 f"{_subject(odd)} not in the rest's {group.op}, or not with their payload, "
                 f"at seq {group.seq} of {group.group}"
@@ -292,7 +293,8 @@ def _stuck_together(
         confidence=0.7 if odd else 0.5,
         reason=reason,
         group=oldest[0][1].group if oldest else None,
-        proven=all(ranks[r].blocked for r in sink),  # an operation in flight may be one that nobody waits for
+        # An operation in flight may be one of another thread, for which no main thread waits.
+        proven=all(ranks[r].stands_in_oldest for r in sink),
     )
 
 

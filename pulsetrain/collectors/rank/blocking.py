@@ -13,7 +13,7 @@ from __future__ import annotations
 from threading import get_ident
 from time import perf_counter_ns
 
-from pulsetrain.collectors.layout import PACK_OPEN, STACK_END
+from pulsetrain.collectors.layout import PACK_OPEN, STACK_END, WAITING
 from pulsetrain.collectors.rank.operations import Operation
 from pulsetrain.collectors.rank.phases import RankState
 
@@ -45,7 +45,7 @@ class Blocking:
         self.began = began = perf_counter_ns()
         at = state.top
         if at < STACK_END:
-            PACK_OPEN(state.ring.memory, at, operation.heads[1], began)
+            PACK_OPEN(state.ring.memory, at, operation.heads[0] | WAITING, began)
             self._shown = at >> 3
         processor = state.processor
         if processor is not None and operation.blocked >= 0:

@@ -171,6 +171,7 @@ class Drain:
             last_step=page.last_step if page.pid else -1,
             last_phase=page.stack[-1].name if page.stack else "",
             phase_age_ns=_age(now, started),
+            waits_in=page.stack[-1].group if page.stack else "",
             progress=self._reader.written + page.dropped + sum(g.enqueued + g.completed for g in page.groups),
             progress_age_ns=_age(now, page.last_ns),
             groups=tuple(_group_status(group, now) for group in page.groups),

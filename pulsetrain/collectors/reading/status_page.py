@@ -11,12 +11,16 @@ from pulsetrain.records.schema import CATEGORIES
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenPhase:
-    """A phase (`waiting`: a wait for an operation) that had not ended. `start_ns` is on the ring's clock."""
+    """A phase (`waiting`: a wait for an operation) that had not ended. `start_ns` is on the ring's clock.
+
+    `group` is the process group of the operation that is waited for, "" for a phase.
+    """
 
     name: str
     category: str
     start_ns: int
     waiting: bool
+    group: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,8 +75,14 @@ class StatusPage:
 def open_phase(head: int, start: int, names: list[str]) -> OpenPhase:
     """Decode one entry of the stack."""
     category = min(head >> 8 & 0xFF, len(CATEGORIES) - 1)
-    name = name_of(names, head >> 16 & 0xFFFF)
-    return OpenPhase(name=name, category=CATEGORIES[category], start_ns=start, waiting=bool(head & WAITING))
+    waiting = bool(head & WAITING)
+    return OpenPhase(
+        name=name_of(names, head >> 16 & 0xFFFF),
+        category=CATEGORIES[category],
+        start_ns=start,
+        waiting=waiting,
+        group=name_of(names, (head & ~WAITING) >> 48 & 0xFFFF) if waiting else "",
+    )
 
 
 def name_of(names: list[str], index: int) -> str:

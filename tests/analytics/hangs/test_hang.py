@@ -218,6 +218,30 @@ def test_of_ranks_in_different_groups_the_one_that_all_circles_go_through_is_nam
     assert diagnosis.confidence < 0.9
 
 
+@pytest.mark.parametrize("told", ["dp", ""])
+def test_operations_of_other_threads_are_no_proof_beside_data_that_flows(told):
+    """Threads of ranks 0 to 2 save in a group of their own. All main threads wait for gradients."""
+    members = tuple(range(8))
+    saving, training = ("save", members), ("dp", members)
+
+    def rank(number, saves):
+        gradients = Wait(group=training, seq=30, op="all_reduce", order=-1)
+        saved = Wait(group=saving, seq=8, op="gather", order=-2)
+        return RankEvidence(
+            rank=number,
+            enqueued={training: 30, saving: 8 if saves else 7},
+            completed={training: 29, saving: 7},
+            waits=(saved, gradients) if saves else (gradients,),
+            blocked=True,
+            waits_in=told,
+        )
+
+    diagnosis = diagnose([rank(r, r < 3) for r in members])
+    assert not diagnosis.proven
+    if told:
+        assert (diagnosis.verdict, diagnosis.culprits) == ("network", ())
+
+
 def test_in_a_circle_of_three_nobody_is_named_before_the_others():
     pairs = [("a", (0, 1)), ("b", (1, 2)), ("c", (0, 2))]
     ranks = [

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from pulsetrain.collectors.rank import blocking, collectives, phases
+from pulsetrain.collectors.rank.blocking import Blocking
 from pulsetrain.collectors.rank.collectives import Tracker
 from pulsetrain.collectors.rank.operations import Group, Operation
 from tests.collectors.rank.watched import Watched
@@ -91,6 +92,16 @@ def test_every_phase_carries_what_passed_in_waits_inside_it(rank):
         ("all_reduce", 1000),
         ("forward", 0),
     ]
+
+
+def test_the_status_page_shows_for_which_group_the_main_thread_waits(rank):
+    operation = rank.enqueue() and next(iter(rank.group.in_flight.values()))
+    waits = Blocking(rank.state)
+    assert waits.begin(operation)
+    (shown,) = rank.watched.reader.status().stack
+    assert (shown.name, shown.waiting, shown.group) == ("all_reduce", True, "dp")
+    waits.end()
+    assert rank.watched.reader.status().stack == ()
 
 
 def test_a_phase_inside_itself_counts_for_each_entry_alone(rank):

@@ -9,7 +9,7 @@ from pulsetrain.collectors.layout import WAITING, span_head
 from pulsetrain.collectors.reading.status_page import name_of, open_phase
 from pulsetrain.records.schema import CATEGORIES
 
-NAMES = ["", "forward", "all_reduce"]
+NAMES = ["", "forward", "all_reduce", "dp"]
 
 
 def test_an_open_phase_has_its_name_category_and_start():
@@ -18,8 +18,9 @@ def test_an_open_phase_has_its_name_category_and_start():
 
 
 def test_a_wait_is_told_from_a_phase():
-    head = span_head(2, CATEGORIES.index("communication")) | WAITING
-    assert open_phase(head, 1, NAMES).waiting
+    head = span_head(2, CATEGORIES.index("communication"), group=3) | WAITING
+    phase = open_phase(head, 1, NAMES)
+    assert (phase.waiting, phase.name, phase.group) == (True, "all_reduce", "dp")
 
 
 @given(st.integers(0, 2**63 - 1))
@@ -27,6 +28,7 @@ def test_any_head_decodes(head):
     phase = open_phase(head, 0, NAMES)
     assert phase.category in CATEGORIES
     assert phase.name in NAMES
+    assert phase.group in NAMES
 
 
 @given(st.integers(-(2**40), 2**40))
