@@ -1,4 +1,4 @@
-"""NaN and infinity, loss spikes, and jumps of the gradient norm.
+"""NaN and infinity, overflows of gradients, loss spikes, and jumps of the gradient norm.
 
 None of these findings, and no lack of them, rules out silent data corruption.
 """
@@ -24,6 +24,7 @@ MIN_LOSS_RISE = 0.2  # least relative rise of the loss that is a spike
 MIN_NORM_RISE = 2.0  # least relative rise of the gradient norm that is a jump: three times its usual value
 MAX_CHECKED = 4096  # high values of single ranks that are looked at closely
 MAX_RANK_SHARE = 0.25  # where more of the ranks jump, it is not the fault of single ranks
+LASTING = 10  # logged steps in a row, up to the newest, that are more than overflows of a loss scaler
 FROM_THE_START = "Look at the script's initialization and its data first. The {what} was never finite."
 CAVEAT = "finite and smooth numbers do not rule out silent data corruption"
 _TINY = 1e-12  # keeps ratios finite
@@ -50,7 +51,7 @@ class _Jump:
 
 
 def find(timings: Timings) -> list[Verdict]:
-    """Return findings of kinds `nan`, `loss_spike` and `grad_norm_jump`.
+    """Return findings of kinds `nan`, `grad_overflow`, `loss_spike` and `grad_norm_jump`.
 
     Ranks that log nothing are left out. A NaN counts only where it was logged. The verdict is blind where no
     rank logs a loss or a gradient norm.
@@ -67,7 +68,10 @@ def find(timings: Timings) -> list[Verdict]:
         return [
             Inconclusive(analyzer="numerics", reason="no rank logs a loss or a gradient norm", blind=True)
         ]
-    findings = [f for name, mask in logged.items() if (f := _not_finite(timings, name, mask)) is not None]
+    overflows = _overflows(timings, logged)
+    findings = [overflows] if overflows else []
+    of_what = ("loss",) if overflows else ("loss", "grad_norm")
+    findings += [f for name in of_what if (f := _not_finite(timings, name, logged[name])) is not None]
     findings += _jumps_of_job(timings, "loss", "loss_spike", MIN_LOSS_RISE, logged["loss"])
     norm = logged["grad_norm"]
     norm_jumps = _jumps_of_job(timings, "grad_norm", "grad_norm_jump", MIN_NORM_RISE, norm)
@@ -82,9 +86,49 @@ def _logged(timings: Timings, name: str) -> Mask:
     return timings.logged.get(name, np.zeros(timings.numbers[name].shape, np.bool_))
 
 
+def _bad(timings: Timings, name: str, logged: Mask) -> Mask:
+    return logged & ~np.isfinite(timings.numbers[name])
+
+
+def _at_the_end(bad: NDArray[np.bool_]) -> int:
+    """Return how many of the newest values are true in a row."""
+    return len(bad) if bad.all() else int(np.argmin(bad[::-1]))
+
+
+def _overflows(timings: Timings, logged: dict[str, Mask]) -> Finding | None:
+    """Return what is known of gradients that overflowed now and then beside a loss that was always finite.
+
+    A loss scaler for fp16 tries a larger scale from time to time, and skips the step that overflows (torch,
+    `torch.amp.GradScaler`). That is how it works, and nobody's fault.
+    """
+    norm = logged["grad_norm"]
+    bad = _bad(timings, "grad_norm", norm)[norm.any(axis=1)].any(axis=1)
+    if not bad.any() or _at_the_end(bad) >= LASTING or _bad(timings, "loss", logged["loss"]).any():
+        return None
+    steps = timings.steps[norm.any(axis=1)][bad]
+    return timings.finding(
+        "grad_overflow",
+        "job",
+        timings.job,
+        severity="info",
+        confidence=0.9,
+        summary=f"The gradient norm overflowed in {len(steps)} of {len(bad)} steps, last at {steps[-1]}.",
+        evidence={
+            "query": "analysis.steps",
+            "what": "grad_norm",
+            "first_step": int(steps[0]),
+            "steps_not_finite": len(steps),
+            "steps_logged": len(bad),
+        },
+    )
+
+
 def _not_finite(timings: Timings, name: str, logged: Mask) -> Finding | None:
-    """Return the first NaN or infinity. It is a rank's where the rank alone has it at that step."""
-    bad = logged & ~np.isfinite(timings.numbers[name])
+    """Return the first NaN or infinity. It is a rank's where the rank alone has it at that step.
+
+    It is said to be so "since" then if no later step is finite.
+    """
+    bad = _bad(timings, name, logged)
     if not bad.any():
         return None
     row = int(np.argmax(bad.any(axis=1)))
@@ -93,6 +137,10 @@ def _not_finite(timings: Timings, name: str, logged: Mask) -> Finding | None:
     subject_type: SubjectType = "rank" if alone else "job"
     subject = str(timings.ranks[columns[0]]) if alone else timings.job
     steps_bad, steps_logged = (int(mask.any(axis=1).sum()) for mask in (bad, logged))
+    lasts = _at_the_end(bad.any(axis=1)[logged.any(axis=1)]) == steps_bad
+    when = (
+        "is not finite since" if lasts else f"was not finite in {steps_bad} of {steps_logged} steps, first at"
+    )
     never = not alone and int(timings.steps[row]) == 0 and steps_bad == steps_logged
     advice = {"suggested_action": FROM_THE_START.format(what=_label(name))} if never else {}
     return timings.finding(
@@ -101,7 +149,7 @@ def _not_finite(timings: Timings, name: str, logged: Mask) -> Finding | None:
         subject,
         severity="critical",
         confidence=0.99,
-        summary=f"The {_label(name)} is not finite since step {timings.steps[row]}"
+        summary=f"The {_label(name)} {when} step {timings.steps[row]}"
         + (f", first on rank {subject}." if alone else "."),
         evidence={
             "query": "analysis.steps",

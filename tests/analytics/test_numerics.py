@@ -69,6 +69,35 @@ def test_what_is_not_finite_is_found_at_its_first_step(bad):
     assert (finding.kind, finding.subject_type, finding.evidence["first_step"]) == ("nan", "job", 33)
 
 
+def with_overflows(*steps, count=60):
+    """Gradient norms of a job in fp16. Its loss scaler skips the steps that overflow."""
+    return [float("inf") if step in steps else 1.0 + 0.01 * (step % 7) for step in range(count)]
+
+
+def test_gradients_that_overflow_now_and_then_are_information():
+    (finding,) = findings(numerics.find(logs(falling(), with_overflows(0, 1, 40))))
+    assert (finding.kind, finding.severity, finding.subject_type) == ("grad_overflow", "info", "job")
+    assert "in 3 of 60 steps" in finding.summary
+    (newest,) = findings(numerics.find(logs(falling(), with_overflows(58, 59))))
+    assert newest.severity == "info"
+
+
+def test_gradients_that_stay_not_finite_and_those_beside_such_a_loss_are_critical():
+    (lasting,) = findings(numerics.find(logs(falling(), with_overflows(*range(40, 60)))))
+    assert (lasting.severity, lasting.evidence["first_step"]) == ("critical", 40)
+    loss = [*falling()[:40], *[float("nan")] * 20]
+    both = findings(numerics.find(logs(loss, with_overflows(40))))
+    assert [f.severity for f in both] == ["critical", "critical"]
+
+
+def test_a_loss_that_became_finite_again_is_not_said_to_last():
+    loss = falling()
+    loss[33] = float("nan")
+    (finding,) = findings(numerics.find(logs(loss)))
+    assert finding.severity == "critical"
+    assert finding.summary == "The loss was not finite in 1 of 60 steps, first at step 33."
+
+
 def test_a_loss_that_was_never_finite_is_for_the_script_to_mend():
     loss = falling()
     (late,) = findings(numerics.find(logs([*loss[:33], *[float("nan")] * 27])))

@@ -27,6 +27,7 @@ SEVERITY_ORDER: Mapping[str, int] = {"info": 0, "warning": 1, "critical": 2}
 _DETECTORS: Mapping[str, tuple[str, ...]] = {
     "node_lost": ("crash",),
     "nan": ("numerics",),
+    "grad_overflow": ("numerics",),
     "loss_spike": ("numerics",),
     "grad_norm_jump": ("numerics",),
     "mfu_decay": ("mfu",),
