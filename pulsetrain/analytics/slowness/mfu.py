@@ -28,7 +28,8 @@ FALSE_ALARMS = 1e-4
 FORMULA = "model FLOPs of the step / (time of its slowest rank x ranks x peak of a device)"
 FORMULA_SOURCE = "PaLM, arXiv 2204.02311, appendix B"
 MORE_WORK = "; steps may be more work, as their FLOPs are inferred from an early one"
-_PARTS = ("forward", "backward", "optimizer", "wait", "data", "checkpoint", "gc")
+_PARTS = ("forward", "backward", "optimizer", "wait", "data", "checkpoint", "gc", "other")
+EXPLAINED = 0.5  # of what a step became longer, from which one phase is the cause
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +143,8 @@ def _finding(
 ) -> Finding:
     """On an oversubscribed host it is information: other work there slows the job as much as its own does.
 
-    So it is where compute takes longer and nobody counts the FLOPs of these steps.
+    So it is where compute takes longer and nobody counts the FLOPs of these steps. Where no phase grew as the
+    step did, it is a warning at most.
     """
     earlier = steps[: decay.since] if decay.since >= WINDOW else steps[:WINDOW]
     before, after = np.isin(timings.steps, earlier), np.isin(timings.steps, steps[-WINDOW:])
@@ -150,8 +152,12 @@ def _finding(
         name: _usual(timings.parts[name], after) - _usual(timings.parts[name], before) for name in _PARTS
     }
     typical = {name: float(np.median(g)) for name, g in growth.items()}
-    phase = _cause(growth, typical)
-    cohort, members = _cohort(timings, growth[phase])
+    duration = timings.numbers["duration_ns"]
+    longer = float(np.median(_usual(duration, after) - _usual(duration, before)))
+    phase, grew = _cause(growth, typical)
+    known = grew >= EXPLAINED * longer
+    phase = phase if known else ""
+    cohort, members = _cohort(timings, growth[phase] if known else np.zeros(len(timings.ranks)))
     busy = oversubscribed(timings)
     uncounted = phase in COMPUTED and inferred()
     first_step = int(steps[decay.since])
@@ -159,10 +165,10 @@ def _finding(
         "mfu_decay",
         "job",
         timings.job,
-        severity="info" if busy or uncounted else "warning" if decay.loss < 0.2 else "critical",
+        severity="info" if busy or uncounted else "warning" if decay.loss < 0.2 or not known else "critical",
         confidence=_confidence(decay) * (0.6 if busy or uncounted else 1.0),
-        summary=f"Throughput fell by {decay.loss:.0%} since step {first_step}, mostly in {phase} "
-        f"of {cohort}{MORE_WORK if uncounted else ''}.",
+        summary=f"Throughput fell by {decay.loss:.0%} since step {first_step}, "
+        f"{_where(phase, cohort)}{MORE_WORK if uncounted else ''}.",
         evidence={
             "query": "analysis.steps, analysis.step_parts",
             **numbers,
@@ -171,6 +177,7 @@ def _finding(
             "phase": phase,
             "oversubscribed": queues(timings),
             "growth_ns": {name: int(v) for name, v in typical.items()},
+            "step_growth_ns": int(longer),
             "cohort": cohort,
             "ranks": "all" if cohort == "all ranks" else timings.ranks[members].tolist()[:64],
         },
@@ -182,18 +189,25 @@ def _confidence(decay: _Decay) -> float:
     return min(0.97, 0.75 + 0.2 * (1 - float(np.exp(-(margin - 4) / 4))))
 
 
-def _cause(growth: dict[str, Floats], typical: dict[str, float]) -> str:
-    """The phase that grew most for most ranks.
+def _where(phase: str, cohort: str) -> str:
+    """Where the time went, as the end of a sentence. `phase` is "" where no phase explains it."""
+    named = {"": "in no known phase", "other": f"mostly in other phases of {cohort}"}
+    return named.get(phase, f"mostly in {phase} of {cohort}")
+
+
+def _cause(growth: dict[str, Floats], typical: dict[str, float]) -> tuple[str, float]:
+    """The phase that grew most for most ranks, and by how much in ns.
 
     Waiting is an effect. Where it grew most, the cause is the phase that grew for some rank by at least half
     as much.
     """
     phase = max(typical, key=lambda name: typical[name])
     if phase != "wait":
-        return phase
+        return phase, typical[phase]
     worst = {name: float(np.max(g, initial=0.0)) for name, g in growth.items() if name != "wait"}
     cause = max(worst, key=lambda name: worst[name])
-    return cause if worst[cause] >= 0.5 * typical["wait"] else phase
+    cause = cause if worst[cause] >= 0.5 * typical["wait"] else phase
+    return cause, max(typical["wait"], worst.get(cause, 0.0))
 
 
 def _cohort(timings: Timings, growth: Floats) -> tuple[str, NDArray[np.int64]]:

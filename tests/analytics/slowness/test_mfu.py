@@ -47,6 +47,29 @@ def test_longer_compute_may_be_more_work_where_flops_are_inferred(part, severity
     assert finding.severity == "critical"
 
 
+@pytest.mark.parametrize(
+    ("part", "where", "severity"),
+    [
+        ("other", "mostly in other phases of all ranks", "critical"),
+        ("checkpoint", "mostly in checkpoint of all ranks", "critical"),
+        (None, "in no known phase", "warning"),
+    ],
+)
+def test_growth_is_put_to_the_phase_that_explains_it_or_to_none(part, where, severity):
+    """As of generation in RLHF, whose texts grow longer. Some milliseconds of another phase are no cause."""
+    columns = fleet(steps=120, noise=0.02)
+    late = columns["step"] >= 80
+    extra = np.where(late, 0.6 * columns["duration_ns"], 0)
+    columns["other"] = 0.3 * columns["duration_ns"]
+    columns["checkpoint"] = np.where(late, 1e6, 0)
+    if part:
+        columns[part] = columns[part] + extra
+    columns["duration_ns"] = columns["duration_ns"] + extra
+    (finding,) = findings(mfu.find(timings(columns)))
+    assert where in finding.summary
+    assert (finding.severity, finding.evidence["phase"]) == (severity, part or "")
+
+
 def test_one_lucky_fast_window_is_no_decay_afterwards():
     columns = fleet(steps=200, noise=0.02)
     lucky = (columns["step"] >= 60) & (columns["step"] < 80)
