@@ -1,13 +1,15 @@
 """Process groups whose transfers take longer than those of their siblings, whatever their members compute.
 
 The time of a collective is that of its last member to arrive, who waits for nobody: the shortest time that a
-member spent in it. Time per byte is compared between siblings (see `transfers`). However much times scatter,
+member spent in it. Time per byte is compared between siblings (see `transfers`) that lie alike on nodes: a
+group across two nodes is slower by design than one inside a node. However much times scatter,
 a link is slow where a group's quick transfers take longer than its siblings' slow ones. Sends and receives
 are left out, because their two ends are recorded apart.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -99,9 +101,9 @@ def find(
         return [Inconclusive(analyzer=NAME, reason="no collective with a payload", blind=True)]
     if len(rows) < STEPS_NEEDED:
         return [Inconclusive(analyzer=NAME, reason=f"{len(rows)} usable steps")]
-    cohorts = _measured(transfers, rows)
+    cohorts = _measured(transfers, rows, _layouts(timings, transfers, members))
     if not cohorts:
-        reason = "no three groups of one kind and size to compare"
+        reason = "no three groups of one kind and size to compare, alike over nodes"
         return [Inconclusive(analyzer=NAME, reason=reason)]
     slow = _slow_groups(cohorts, transfers)
     slow = _unexplained(slow, members, _straggler_excess(stragglers), STRAGGLER_SHARE)
@@ -116,9 +118,22 @@ def find(
     return [Healthy(analyzer=NAME, numbers={"groups": len(transfers.groups), "steps": len(rows)})]
 
 
-def _measured(transfers: Transfers, rows: Rows) -> list[Excess]:
+def _layouts(timings: Timings, transfers: Transfers, members: Members) -> list[tuple[int, ...]]:
+    """How many ranks of each series' group its nodes have, sorted. Empty where a node is not known."""
+    node_of = dict(zip(timings.ranks.tolist(), timings.nodes.tolist(), strict=False))
+    by_group = {}
+    for group in set(transfers.groups):
+        nodes = [node_of.get(rank, "") for rank in members.get(group, ())]
+        by_group[group] = tuple(sorted(Counter(nodes).values())) if all(nodes) else ()
+    return [by_group[group] for group in transfers.groups]
+
+
+def _measured(transfers: Transfers, rows: Rows, layouts: Sequence[tuple[int, ...]]) -> list[Excess]:
     """The excess of each group over its siblings, one entry for each set of siblings that can be compared."""
-    siblings = [np.flatnonzero(transfers.siblings == number) for number in np.unique(transfers.siblings)]
+    alike: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    for column, key in enumerate(zip(transfers.siblings.tolist(), layouts, strict=True)):
+        alike.setdefault(key, []).append(column)
+    siblings = [np.array(columns, np.int64) for _, columns in sorted(alike.items())]
     time = transfers.ns_a_byte
     with np.errstate(divide="ignore", invalid="ignore"):
         work = work_from(np.log(np.where(time > 0, time, np.nan)), time[None], siblings, rows)

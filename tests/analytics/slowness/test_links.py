@@ -50,6 +50,20 @@ def test_groups_that_meet_on_one_node_are_the_nodes():
     assert subjects(found) == [("node", "n1")]
 
 
+def test_groups_across_nodes_are_no_siblings_of_those_inside_one():
+    """Four ranks a node and groups of two: every second one straddles."""
+    job = timings(fleet(ranks=16, per_node=4, steps=40))
+    inside = {f"cp:{i}": (4 * i, 4 * i + 1) for i in range(4)}
+    across = {f"cp:{4 + i}": (4 * i + 3, (4 * i + 4) % 16) for i in range(4)}
+    groups = inside | across
+    table = transfers(groups=groups, slow=[*across], ratio=5.0)
+    assert not findings(find(job, transfers_from(table), groups, []))
+    row = [5.0 if g == "cp:6" else 1.0 for g in table["group"].to_pylist()]
+    slower = pa.array((np.array(table["transfer_ns"]) * row).astype(np.int64))
+    table = table.set_column(table.schema.get_field_index("transfer_ns"), "transfer_ns", slower)
+    assert subjects(find(job, transfers_from(table), groups, [])) == [("group", "cp:6")]
+
+
 @pytest.mark.parametrize("noise", [0.02, 0.1, 0.4])
 def test_clean_groups_are_left_alone(noise):
     for seed in range(50):
