@@ -91,7 +91,7 @@ def find(
     >>> columns |= {"phase": ["all_reduce"] * 80, "bytes": [1000] * 80, "members": [2] * 80}
     >>> from pulsetrain.analytics.slowness.timings import from_matrices
     >>> job = from_matrices({"compute": np.ones((20, 8))})
-    >>> [finding] = find(job, transfers_from(pa.table(columns)), {}, [])
+    >>> [finding] = find(job, transfers_from(pa.table(columns)), {"dp:2": (4, 5)}, [])
     >>> finding.summary
     'Group dp:2 takes 3.00 times as long per byte as its siblings (all_reduce).'
     """
@@ -227,11 +227,13 @@ def _nodes(timings: Timings, ranks: Iterable[int]) -> set[str]:
 def _finding(
     timings: Timings, subject: _Subject, members: Members, compute: Mapping[int, float], since: int
 ) -> Finding:
-    """A member whose compute time is not known may be slow, and not the link: then it is information."""
+    """A member may be slow, and not the link. Where it or its time is not known, it is information."""
     worst = subject.worst
     ranks = sorted({rank for group in subject.groups for rank in members.get(group, ())})
-    unknown = [rank for rank in ranks if rank not in compute]
-    doubt = " A slow member cannot be excluded: its own time is not known." if unknown else ""
+    unnamed = any(not members.get(group) for group in subject.groups)
+    unknown = unnamed or any(rank not in compute for rank in ranks)
+    whose_time = "who the members are" if unnamed else "its own time"
+    doubt = f" A slow member cannot be excluded: {whose_time} is not known." if unknown else ""
     if subject.subject_type == "node":
         who, whose = f"Groups that meet on node {subject.name} take", "their"
     else:

@@ -139,3 +139,9 @@ def test_a_slow_group_whose_members_may_be_slow_themselves_is_information(known)
     (finding,) = findings(find(job, transfers_from(transfers(slow=["dp:3"], ratio=1.6)), GROUPS, []))
     assert finding.severity == ("warning" if known else "info")
     assert ("slow member cannot be excluded" in finding.summary) == (not known)
+
+
+def test_a_slow_group_whose_members_are_not_known_is_information():
+    (finding,) = findings(find(JOB, transfers_from(transfers(slow=["dp:3"], ratio=1.6)), {}, []))
+    assert finding.severity == "info"
+    assert "who the members are is not known" in finding.summary
