@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.stream.queries import machines
 from pulsetrain.stream.queries.queryable import AttemptSteps
 from tests.stream.rows import DAY, table
@@ -50,6 +53,30 @@ def test_samples_are_those_of_the_jobs_nodes_in_its_time_with_the_prefix(store):
     rows = machines.metrics(store, DURING, "rdma_").to_pylist()
     assert sorted(row["node"] for row in rows) == ["m0", "m1"]
     assert machines.metrics(store, DURING, "gpu_").num_rows == 0
+
+
+class Sparing:
+    """A store that refuses to read many rows."""
+
+    def __init__(self, store):
+        self._store = store
+
+    def query(self, sql, params=None):
+        return self._store.query(f"{sql.rstrip()} SETTINGS max_rows_to_read = 5000", params)
+
+
+def test_nodes_are_those_of_the_topology_and_no_steps_are_read_for_them(store):
+    job, count = "machines-told", 20_000
+    columns = {"job": [job] * count, "attempt": [0] * count, "step": list(range(count))}
+    columns |= {"rank": [0] * count, "start": [DAY] * count, "node": ["m0"] * count}
+    store.insert("steps", table("steps", count, **columns), token=job)
+    during = replace(DURING, job=job)
+    with pytest.raises(PulsetrainError, match="max_rows_to_read"):
+        machines.metrics(Sparing(store), during, "rdma_")
+    told = {"job": [job] * 2, "attempt": [0] * 2, "rank": [0, 1], "node": ["m0", "m1"], "ts": [DAY] * 2}
+    store.insert("topology", table("topology", 2, **told), token=job)
+    rows = machines.metrics(Sparing(store), during, "rdma_").to_pylist()
+    assert sorted(row["node"] for row in rows) == ["m0", "m1"]
 
 
 def test_kernel_lines_come_oldest_first(store):
