@@ -121,24 +121,29 @@ Analyzer = Callable[[AnalyzerInput], list[Verdict]]
 STEP_ANALYZERS: Mapping[str, Analyzer] = MappingProxyType(
     {
         "straggler": lambda source: source.stragglers,
-        "slow_link": lambda source: links.find_in_store(
-            source.store,
-            source.timings,
-            source.stragglers,
-            source.recent.transfers if source.recent else None,
+        "slow_link": lambda source: (
+            links.scan_store(source.store, source.timings, source.stragglers)
+            if source.scan
+            else links.find_in_store(
+                source.store,
+                source.timings,
+                source.stragglers,
+                source.recent.transfers if source.recent else None,
+            )
         ),
         "fail_slow": lambda source: fail_slow.find(
             source.timings, recovered=source.scan, inferred=source.infers_flops
         ),
         "stage_imbalance": lambda source: imbalance.stages(source.timings),
-        "sequence_imbalance": lambda source: imbalance.sequences(source.timings),
-        "data_stall": lambda source: stalls.find(source.timings, stalls.DATA),
-        "gc_pause": lambda source: stalls.find(source.timings, stalls.GC),
+        "sequence_imbalance": lambda source: imbalance.sequences(source.timings, scan=source.scan),
+        "data_stall": lambda source: stalls.find(source.timings, stalls.DATA, scan=source.scan),
+        "gc_pause": lambda source: stalls.find(source.timings, stalls.GC, scan=source.scan),
         "numerics": lambda source: numerics.find(source.timings),
         "mfu": lambda source: mfu.find(
             source.timings,
             source.hardware.peak(source.timings.nodes.tolist()),
             inferred=source.infers_flops,
+            scan=source.scan,
         ),
     }
 )
@@ -166,7 +171,12 @@ def for_device(device: Peak | None) -> Mapping[str, Analyzer]:
     """
     if device is None:
         return ANALYZERS
-    return {**ANALYZERS, "mfu": lambda source: mfu.find(source.timings, device, inferred=source.infers_flops)}
+    return {
+        **ANALYZERS,
+        "mfu": lambda source: mfu.find(
+            source.timings, device, inferred=source.infers_flops, scan=source.scan
+        ),
+    }
 
 
 def analyze(

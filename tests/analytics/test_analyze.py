@@ -102,6 +102,37 @@ def test_a_range_of_steps_is_respected(store):
     assert "2" in [f.subject for f in findings(after) if f.kind == "straggler"]
 
 
+def test_what_was_over_before_the_last_step_is_found_on_request(store):
+    """A link that was slow, and a loader that stood, for 60 of 240 steps."""
+    columns = fleet(steps=240)
+    during = (columns["step"] >= 80) & (columns["step"] < 140)
+    columns["data"] = np.where(during, 0.4 * columns["duration_ns"], 0)
+    columns["duration_ns"] = columns["duration_ns"] + columns["data"]
+    insert(store, "over", columns)
+    rank, rows = columns["rank"], len(columns["rank"])
+    common = {n: columns[n] for n in ("node", "rank", "step")} | {"job": "over", "attempt": 0}
+    start = (DAY + columns["start_ns"]).astype(np.int64)
+    waits = {"phase": "data", "category": "data", "start": start}
+    store.insert("spans", table("spans", rows, **common, **waits, duration_ns=columns["data"].astype(int)))
+    noise = np.exp(0.03 * np.random.default_rng(0).standard_normal(rows))
+    took = (1e6 * noise * np.where(during & (rank % 4 == 2), 3.0, 1.0)).astype(int)
+    group = np.char.add("dp:", (rank % 4).astype(str))
+    moves = {"phase": "all_reduce", "category": "communication", "group": group, "seq": columns["step"]}
+    moves |= {"bytes": 1000, "blocked_ns": took, "start": start}
+    store.insert("spans", table("spans", rows, **common, **moves, duration_ns=took))
+
+    def subjects(**how):
+        found = findings(analyze(store, "over", now_ns=DAY, **how))
+        return {(f.kind, f.subject): f for f in found if f.kind in ("slow_link", "data_stall")}
+
+    assert subjects() == {}
+    found = subjects(scan=True)
+    assert set(found) == {("slow_link", "dp:2"), ("data_stall", "over")}
+    for finding in found.values():
+        assert finding.evidence["first_step"] < 140
+        assert finding.evidence["last_step"] >= 80
+
+
 def test_an_analyzer_that_fails_or_returns_nothing_has_a_verdict(store):
     insert(store, "broken", fleet(steps=20))
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pulsetrain.analytics.slowness import robust
-from pulsetrain.analytics.slowness.newest_steps import RECENT, newest_first
+from pulsetrain.analytics.slowness.newest_steps import RECENT, in_every_window, newest_first
 from pulsetrain.analytics.slowness.timings import Timings
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict, findings
 
@@ -114,12 +114,13 @@ def _lower_median(block: Floats) -> Floats:
     return np.where(np.isfinite(result), result, 0.0)
 
 
-def sequences(timings: Timings) -> list[Verdict]:
+def sequences(timings: Timings, *, scan: bool = False) -> list[Verdict]:
     """Findings of kind `sequence_imbalance` for the job: replicas get sequences of unequal length.
 
     Then the heaviest replica changes from step to step, and all that works on the same sequences takes longer
     together (arXiv 2505.05713). The stages of a pipeline work on the same sequences. Where no replica has two
-    known stages, the forward and backward times of a rank are compared.
+    known stages, the forward and backward times of a rank are compared. With `scan`
+    any stretch of steps counts.
 
     >>> from pulsetrain.analytics.slowness.timings import from_matrices
     >>> work = 100.0 * np.exp(0.3 * np.random.default_rng(0).standard_normal((40, 4)))
@@ -131,7 +132,8 @@ def sequences(timings: Timings) -> list[Verdict]:
     rows = np.flatnonzero(timings.usable)
     if len(rows) < 2 * STEPS_NEEDED:
         return [Inconclusive(analyzer="sequence_imbalance", reason=f"{len(rows)} usable steps")]
-    return newest_first(rows, lambda some: _sequences_in(timings, some))
+    look = in_every_window if scan else newest_first
+    return look(rows, lambda some: _sequences_in(timings, some))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +172,12 @@ def _sequences_in(timings: Timings, rows: NDArray[np.int64]) -> list[Verdict]:
             severity="warning" if uneven.spread >= SPREAD_WARNING else "info",
             confidence=min(0.97, 0.7 + 0.25 * min(1.0, (uneven.agreement - AGREEMENT) / 0.2)),
             summary=f"Ranks get unequal sequences: a step's heaviest computes {uneven.spread:.0%} longer.",
-            evidence={"query": "analysis.step_parts", **numbers},
+            evidence={
+                "query": "analysis.step_parts",
+                **numbers,
+                "first_step": int(timings.steps[rows[0]]),
+                "last_step": int(timings.steps[rows[-1]]),
+            },
         )
     ]
 

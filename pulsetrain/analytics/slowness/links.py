@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pulsetrain.analytics.slowness import robust
 from pulsetrain.analytics.slowness.cohort import Excess, Rows, measure, work_from, work_of
+from pulsetrain.analytics.slowness.newest_steps import worst
 from pulsetrain.analytics.slowness.recent_transfers import RecentTransfers
 from pulsetrain.analytics.slowness.timings import Timings
 from pulsetrain.analytics.slowness.transfers import Transfers, transfers_from
@@ -27,6 +28,7 @@ NAME = "slow_link"
 WINDOW = 30  # newest steps that are compared: what a link does now
 STEPS_NEEDED = 16
 CELLS = 250_000  # steps x ranks whose operations are read: fewer steps of a larger fleet
+MOST_LOOKS = 500  # stretches of steps that are read of a whole job
 FLOOR_RATIO = 0.25  # groups of one kind differ by where in the network their members are
 NOISY_SHARE = 0.6  # of the noise of a step, below which a slowdown is not reported
 TOO_NOISY = 0.3  # noise of one step from which transfers wait for processors rather than for the network
@@ -57,32 +59,60 @@ class _Subject:
     groups: tuple[str, ...]
 
 
+def scan_store(store: Queryable, timings: Timings, stragglers: Sequence[Verdict]) -> list[Verdict]:
+    """`find` on stretches of all of these steps, every half length. Each group is said once, at its worst.
+
+    Of very many steps `MOST_LOOKS` stretches are read, at equal distances.
+    """
+    if not len(timings.steps):
+        return find_in_store(store, timings, stragglers)
+    first, last, window = int(timings.steps[0]), int(timings.steps[-1]), _window(timings)
+    stride = max(window // 2, -(-(last - first) // MOST_LOOKS))
+    ends = [last, *range(last - stride, first + STEPS_NEEDED, -stride)]
+    parts = [timings.between(end - window - 1, end) for end in ends]
+    answer = worst([find_in_store(store, part, stragglers, looks=len(ends)) for part in parts])
+    looked = {"stretches": len(ends), "steps_a_stretch": window, "every_steps": stride}
+    return [replace(v, numbers={**v.numbers, **looked}) if isinstance(v, Healthy) else v for v in answer]
+
+
 def find_in_store(
     store: Queryable,
     timings: Timings,
     stragglers: Sequence[Verdict],
     recent: RecentTransfers | None = None,
+    *,
+    looks: int = 1,
 ) -> list[Verdict]:
     """`find` on the newest steps of a store. `recent` keeps what was read for the next look."""
     if not len(timings.steps):
         return [Inconclusive(analyzer=NAME, reason="no steps", blind=True)]
     last = int(timings.steps[-1])
-    window = min(WINDOW, max(STEPS_NEEDED + 2, CELLS // max(1, len(timings.ranks))))
-    first = max(int(timings.steps[0]), last - window - 1)
+    first = max(int(timings.steps[0]), last - _window(timings) - 1)
     newest = AttemptSteps(job=timings.job, attempt=timings.attempt, first=last - 1, last=last)
     steps = AttemptSteps(job=timings.job, attempt=timings.attempt, first=first, last=last)
     recent = recent or RecentTransfers()
     transfers = transfers_from(recent.rows(store, steps))
-    return find(timings, transfers, recent.members(store, newest), stragglers)
+    return find(timings, transfers, recent.members(store, newest), stragglers, looks=looks)
+
+
+def _window(timings: Timings) -> int:
+    """How many steps are compared: fewer of a larger fleet."""
+    return min(WINDOW, max(STEPS_NEEDED + 2, CELLS // max(1, len(timings.ranks))))
 
 
 def find(
-    timings: Timings, transfers: Transfers, members: Members, stragglers: Sequence[Verdict]
+    timings: Timings,
+    transfers: Transfers,
+    members: Members,
+    stragglers: Sequence[Verdict],
+    *,
+    looks: int = 1,
 ) -> list[Verdict]:
     """Findings of kind `slow_link`: one for each group, or one for a node that all slow groups share.
 
     A group is left out where one of its members explains it: a straggler (unless it is slow by very little in
     comparison), or a rank whose compute is longer by half as much, which is seen before it is sure.
+    `looks` is at how many stretches of steps the caller looks. All together are no more often wrong than one.
 
     >>> import pyarrow as pa
     >>> rows = [(step, f"dp:{i}", 3e6 if i == 2 else 1e6) for step in range(20) for i in range(4)]
@@ -105,13 +135,13 @@ def find(
     if not cohorts:
         reason = "no three groups of one kind and size to compare, alike over nodes"
         return [Inconclusive(analyzer=NAME, reason=reason)]
-    slow = _slow_groups(cohorts, transfers)
+    slow = _slow_groups(cohorts, transfers, looks)
     slow = _unexplained(slow, members, _straggler_excess(stragglers), STRAGGLER_SHARE)
     compute = _compute_excess(timings) if slow else {}
     slow = _unexplained(slow, members, compute, COMPUTE_SHARE)
     if slow:
-        since = int(transfers.steps[rows[0]])
-        return [_finding(timings, s, members, compute, since) for s in _subjects(timings, slow, members)]
+        span = (int(transfers.steps[rows[0]]), int(transfers.steps[rows[-1]]))
+        return [_finding(timings, s, members, compute, span) for s in _subjects(timings, slow, members)]
     if all(cohort.noise > TOO_NOISY for cohort in cohorts):
         reason = "transfer times scatter too much from step to step, as on an oversubscribed host"
         return [Inconclusive(analyzer=NAME, reason=reason)]
@@ -140,8 +170,8 @@ def _measured(transfers: Transfers, rows: Rows, layouts: Sequence[tuple[int, ...
     return [e for columns in siblings if (e := measure(work, columns, rows)) is not None]
 
 
-def _slow_groups(cohorts: Sequence[Excess], transfers: Transfers) -> list[_SlowGroup]:
-    sigmas = robust.sigmas_needed(FALSE_ALARMS, sum(len(cohort.columns) for cohort in cohorts))
+def _slow_groups(cohorts: Sequence[Excess], transfers: Transfers, looks: int) -> list[_SlowGroup]:
+    sigmas = robust.sigmas_needed(FALSE_ALARMS, looks * sum(len(cohort.columns) for cohort in cohorts))
     return [slow for cohort in cohorts for slow in _slow_siblings(cohort, sigmas, transfers)]
 
 
@@ -225,7 +255,11 @@ def _nodes(timings: Timings, ranks: Iterable[int]) -> set[str]:
 
 
 def _finding(
-    timings: Timings, subject: _Subject, members: Members, compute: Mapping[int, float], since: int
+    timings: Timings,
+    subject: _Subject,
+    members: Members,
+    compute: Mapping[int, float],
+    span: tuple[int, int],
 ) -> Finding:
     """A member may be slow, and not the link. Where it or its time is not known, it is information."""
     worst = subject.worst
@@ -253,6 +287,7 @@ def _finding(
             "ranks": ranks[:64],
             "phase": worst.phase,
             "margin_in_errors": round(min(worst.margin, 1e6), 2),
-            "first_step": since,
+            "first_step": span[0],
+            "last_step": span[1],
         },
     )

@@ -57,9 +57,15 @@ def achieved(timings: Timings) -> tuple[NDArray[np.int64], Floats]:
 
 
 def find(
-    timings: Timings, device: Peak | None = None, *, inferred: Callable[[], bool] = lambda: False
+    timings: Timings,
+    device: Peak | None = None,
+    *,
+    inferred: Callable[[], bool] = lambda: False,
+    scan: bool = False,
 ) -> list[Verdict]:
     """A finding of kind `mfu_decay` where the last steps achieve less than the job's own earlier ones.
+
+    With `scan` also where they do no more: the largest decay that there was after any `WINDOW` steps.
 
     The numbers are FLOP/s of a rank, and MFU too where `device` tells what all ranks run on. `inferred`: the
     FLOPs of one early step stand for all. Then compute that takes longer may be more work. With too few
@@ -80,10 +86,20 @@ def find(
     if len(rate) < 3 * WINDOW:
         reason = f"{len(rate)} steps tell their model FLOPs; {3 * WINDOW} are needed to see a decay"
         return [Inconclusive(analyzer=NAME, reason=reason, numbers=numbers)]
-    decay = _decay(np.log(rate))
+    logs = np.log(rate)
+    decay, end = _decay(logs), len(rate)
+    if decay is None and scan:
+        decay, end = _largest(logs)
     if decay is None:
         return [Healthy(analyzer=NAME, numbers=numbers)]
-    return [_finding(timings, steps, decay, numbers, inferred)]
+    return [_finding(timings, steps[:end], decay, numbers, inferred, lasts=end == len(rate))]
+
+
+def _largest(logs: Floats) -> tuple[_Decay | None, int]:
+    """The largest decay as it was at some earlier step, and how many steps there were then."""
+    ends = range(len(logs) - WINDOW, 3 * WINDOW - 1, -WINDOW)
+    decays = [(decay, end) for end in ends if (decay := _decay(logs[:end])) is not None]
+    return max(decays, key=lambda found: found[0].drop, default=(None, len(logs)))
 
 
 def _numbers(rate: Floats, device: Peak | None) -> dict[str, object]:
@@ -111,12 +127,12 @@ def _decay(logs: Floats) -> _Decay | None:
     The usual level is the upper quartile of the medians of earlier windows, so that one lucky window does not
     raise it.
     """
-    blocks = [logs[i : i + WINDOW] for i in range(len(logs) % WINDOW, len(logs) - WINDOW, WINDOW)]
-    levels = np.array([np.median(b) for b in blocks])
+    blocks = logs[len(logs) % WINDOW : -WINDOW].reshape(-1, WINDOW)
+    levels = np.median(blocks, axis=1)
     base = float(np.quantile(levels, 0.75, method="lower"))
     recent = logs[-WINDOW:]
     drop = base - float(np.median(recent))
-    residuals = np.concatenate([*(b - np.median(b) for b in blocks), recent - np.median(recent)])
+    residuals = np.concatenate([(blocks - levels[:, None]).ravel(), recent - np.median(recent)])
     error = float(np.hypot(1.25 * float(robust.sigma(residuals)) * np.sqrt(2 / WINDOW), _wander(levels)))
     halves = (recent[: WINDOW // 2], recent[WINDOW // 2 :])
     lasts = min(base - float(np.median(half)) for half in halves)
@@ -140,6 +156,8 @@ def _finding(
     decay: _Decay,
     numbers: dict[str, object],
     inferred: Callable[[], bool],
+    *,
+    lasts: bool,
 ) -> Finding:
     """On an oversubscribed host it is information: other work there slows the job as much as its own does.
 
@@ -161,19 +179,21 @@ def _finding(
     busy = oversubscribed(timings)
     uncounted = phase in COMPUTED and inferred()
     first_step = int(steps[decay.since])
+    when = "since" if lasts else "for a while from"
     return timings.finding(
         "mfu_decay",
         "job",
         timings.job,
         severity="info" if busy or uncounted else "warning" if decay.loss < 0.2 or not known else "critical",
         confidence=_confidence(decay) * (0.6 if busy or uncounted else 1.0),
-        summary=f"Throughput fell by {decay.loss:.0%} since step {first_step}, "
+        summary=f"Throughput fell by {decay.loss:.0%} {when} step {first_step}, "
         f"{_where(phase, cohort)}{MORE_WORK if uncounted else ''}.",
         evidence={
             "query": "analysis.steps, analysis.step_parts",
             **numbers,
             "loss": round(decay.loss, 4),
             "first_step": first_step,
+            "last_step": int(steps[-1]),
             "phase": phase,
             "oversubscribed": queues(timings),
             "growth_ns": {name: int(v) for name, v in typical.items()},

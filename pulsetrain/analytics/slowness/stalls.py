@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pulsetrain.analytics.slowness.newest_steps import newest_first
+from pulsetrain.analytics.slowness.newest_steps import in_every_window, newest_first
 from pulsetrain.analytics.slowness.robust import lower_median
 from pulsetrain.analytics.slowness.timings import Timings
 from pulsetrain.analytics.verdict import Healthy, Inconclusive, Severity, Verdict
@@ -35,11 +35,11 @@ GC = Stall(
 )
 
 
-def find(timings: Timings, stall: Stall) -> list[Verdict]:
+def find(timings: Timings, stall: Stall, *, scan: bool = False) -> list[Verdict]:
     """Findings of one kind: the job where most ranks lose the time, else the ranks that lose more.
 
     A rank's share is its time lost over the time of the newest steps, or else of all usable steps. So a long
-    stall in one step weighs by its length.
+    stall in one step weighs by its length. With `scan` it is that of the worst stretch of steps.
 
     >>> from pulsetrain.analytics.slowness.timings import from_matrices
     >>> gc, duration = np.zeros((20, 4)), np.full((20, 4), 1e9)
@@ -51,7 +51,8 @@ def find(timings: Timings, stall: Stall) -> list[Verdict]:
     rows = np.flatnonzero(timings.usable)
     if len(rows) < STEPS_NEEDED:
         return [Inconclusive(analyzer=stall.kind, reason=f"{len(rows)} usable steps")]
-    return newest_first(rows, lambda some: _among(timings, stall, some))
+    look = in_every_window if scan else newest_first
+    return look(rows, lambda some: _among(timings, stall, some))
 
 
 def _among(timings: Timings, stall: Stall, rows: NDArray[np.int64]) -> list[Verdict]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -174,6 +174,24 @@ class Timings:
             confidence=round(confidence, 3),
             summary=summary,
             evidence=evidence,
+        )
+
+    def between(self, first: int, last: int) -> Timings:
+        """Return the timings of steps `first`..`last` alone."""
+        rows = slice(*np.searchsorted(self.steps, [first, last + 1]))
+
+        def some(matrix: Matrix | None) -> Matrix | None:
+            return None if matrix is None else matrix[rows]
+
+        return replace(
+            self,
+            steps=self.steps[rows],
+            parts={name: matrix[rows] for name, matrix in self.parts.items()},
+            numbers={name: matrix[rows] for name, matrix in self.numbers.items()},
+            logged={name: mask[rows] for name, mask in self.logged.items()},
+            running_ratio=some(self.running_ratio),
+            routed_bytes=some(self.routed_bytes),
+            pieces=some(self.pieces),
         )
 
     def node_of(self, column: int) -> str:

@@ -70,6 +70,18 @@ def test_growth_is_put_to_the_phase_that_explains_it_or_to_none(part, where, sev
     assert (finding.severity, finding.evidence["phase"]) == (severity, part or "")
 
 
+def test_a_decay_that_was_over_is_found_on_request():
+    columns = fleet(steps=240, noise=0.02)
+    during = (columns["step"] >= 80) & (columns["step"] < 150)
+    extra = np.where(during, 0.4 * columns["duration_ns"], 0)
+    columns["data"], columns["duration_ns"] = extra, columns["duration_ns"] + extra
+    assert not findings(mfu.find(timings(columns)))
+    (finding,) = findings(mfu.find(timings(columns), scan=True))
+    assert "for a while from" in finding.summary
+    assert abs(finding.evidence["first_step"] - 80) <= 3
+    assert finding.evidence["last_step"] < 160
+
+
 def test_one_lucky_fast_window_is_no_decay_afterwards():
     columns = fleet(steps=200, noise=0.02)
     lucky = (columns["step"] >= 60) & (columns["step"] < 80)
