@@ -45,6 +45,9 @@ def stages(timings: Timings) -> list[Verdict]:
     if len(numbers) < 2:
         reason = "fewer than two stages are known"
         return [Inconclusive(analyzer="stage_imbalance", reason=reason, blind=not timings.topology_known)]
+    if not timings.stages_known:
+        reason = "ranks send to each other, and no mesh says that these are the stages of a pipeline"
+        return [Inconclusive(analyzer="stage_imbalance", reason=reason)]
     if len(rows) < STEPS_NEEDED:
         return [Inconclusive(analyzer="stage_imbalance", reason=f"{len(rows)} usable steps")]
     newest = newest_first(rows, lambda some: _stages_in(timings, some, numbers))

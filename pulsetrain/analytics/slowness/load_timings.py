@@ -246,6 +246,7 @@ class TimingsBuilder:
             ranks=self._ranks,
             nodes=_nodes(nodes, topology, self._ranks),
             stages=self._stages(topology),
+            stages_known=self._tells(topology) or pipeline_order.is_chain(self.order or {}),
             parts=parts,
             numbers=numbers,
             logged={name: m[seen] for name, m in self._logged.items()},
@@ -262,12 +263,16 @@ class TimingsBuilder:
             on_device=bool(on_device.any()),
         )
 
+    def _tells(self, topology: pa.Table) -> bool:
+        """Whether the stages are those of the topology."""
+        return not self.pipeline or _tells_stages(topology)
+
     def _stages(self, topology: pa.Table) -> NDArray[np.int64]:
         """The pipeline stage of each rank, -1 where not known. In an unknown pipeline each rank has its own.
 
         A mesh that only counts ranks says nothing of stages: it was assumed, as in data parallelism.
         """
-        if not self.pipeline or _tells_stages(topology):
+        if self._tells(topology):
             stages = _by_rank(topology, "pp", self._ranks, -1)
             late = np.flatnonzero(stages == -1)
             if len(np.unique(stages[stages >= 0])) > 1:  # those that have not said theirs share none

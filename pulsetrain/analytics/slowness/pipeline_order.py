@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 import pyarrow as pa
 
 LEAST_STEPS = 2
+CHAIN = 3  # stages from which transfers show a pipeline: a rank that feeds all others has two
 AGREED = 0.75  # share of a rank's steps that must begin alike
 SENDS = -1
 """In place of a rank that is heard first: the step begins with a send."""
@@ -59,3 +60,15 @@ def stages(heard: Mapping[int, int], ranks: Collection[int]) -> dict[int, int] |
             stage += 1
             found[behind] = stage
     return {rank: found[rank] for rank in sorted(ranks)}
+
+
+def is_chain(stage_of: Mapping[int, int]) -> bool:
+    """Return whether stages that transfers show are a pipeline's: three or more, of as many ranks each.
+
+    A rank that loads data for all others, or keeps their parameters, sends to them too.
+
+    >>> is_chain({0: 0, 1: 1, 2: 2}), is_chain({0: 0, 1: 1, 2: 1}), is_chain({0: 0, 1: 1, 2: 2, 3: 2})
+    (True, False, False)
+    """
+    sizes = Counter(stage_of.values())
+    return len(sizes) >= CHAIN and len(set(sizes.values())) == 1

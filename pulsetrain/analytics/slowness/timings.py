@@ -54,8 +54,10 @@ class Timings:
     `nodes`, `stages`, `replicas` (data-parallel), `contexts` (context-parallel) and `experts`
     (expert-parallel) have one entry for each rank, or none at all. An entry is below 0 where the topology
     does not tell it. `models` are the GPU models of the ranks, none at all where they are alike or not known.
-    `shares_devices`: ranks took turns on devices in some of the steps. `on_device`: devices timed compute in
-    some of them. `round_ends_ns` (UTC) are set where rounds of collectives stand for steps (`rounds`).
+    `stages_known`: a mesh named the stages, or transfers show a chain of three or more. Other stages only say
+    which ranks may do other work. `shares_devices`: ranks took turns on devices in some of the steps.
+    `on_device`: devices timed compute in some of them. `round_ends_ns` (UTC) are set where rounds of
+    collectives stand for steps (`rounds`).
     """
 
     job: str
@@ -77,6 +79,7 @@ class Timings:
     unknown: str = ""
     routed_bytes: Matrix | None = None
     pieces: Matrix | None = None
+    stages_known: bool = True
     shares_devices: bool = False
     on_device: bool = False
     models: NDArray[np.str_] = field(default_factory=lambda: np.zeros(0, np.str_))

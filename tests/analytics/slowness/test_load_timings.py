@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pulsetrain.analytics.slowness import fail_slow, load_timings, straggler
+from pulsetrain.analytics.slowness import fail_slow, imbalance, load_timings, straggler
 from pulsetrain.analytics.slowness.timings import PARTS
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
 from pulsetrain.stream.queries import analysis
@@ -91,6 +91,26 @@ def test_without_a_mesh_the_stages_are_read_from_the_transfers(rows, transfers, 
     found = read.timings(nodes, topology, job="j", attempt=0, first_step=0, now_ns=5)
     assert found.stages.tolist() == wanted
     assert read.moved(5, 25, until=20).order == read.order
+
+
+def feeding(job):
+    """Transfers of a rank that feeds all others, and of a chain of four stages of two ranks."""
+    if job == "feeder":
+        return [(0, "send", 1), *((rank, "recv", 0) for rank in range(1, 8))]
+    return [(rank, "recv" if rank >= 2 else "send", rank - 2 if rank >= 2 else 2) for rank in range(8)]
+
+
+@pytest.mark.parametrize(("job", "said"), [("feeder", []), ("chain", ["3"])])
+def test_an_uneven_pipeline_is_one_that_is_known_to_be_a_pipeline(job, said):
+    columns = fleet(steps=20, stages=4) | {"pp": np.zeros(160, np.int64)}
+    heavy = columns["rank"] > 0 if job == "feeder" else columns["rank"] >= 6
+    for part in ("compute", "forward", "backward", "optimizer"):
+        columns[part] = columns[part] * np.where(heavy, 9.0, 1.0)
+    loaded = load_timings.load(FakeStore(columns, feeding(job)), STEPS, first_step=0, now_ns=5)
+    assert len(np.unique(loaded.stages)) == (2 if job == "feeder" else 4)
+    verdicts = imbalance.stages(loaded)
+    assert [f.subject for f in findings(verdicts)] == said
+    assert isinstance(verdicts[0], Finding if said else Inconclusive)
 
 
 def test_a_mesh_that_tells_stages_is_believed():
