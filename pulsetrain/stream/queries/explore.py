@@ -281,19 +281,24 @@ def work_beside_cohort(
 def node_checkpoints(store: Queryable, job: str, ranks: Sequence[int]) -> pa.Table:
     """What ranks of a node have checkpointed in the newest 200 steps with any, by tier and stage.
 
+    A step of a later attempt is newer than a higher one of an attempt before.
+
     Columns: tier, stage, ranks, newest (step that all of these ranks have), size (bytes of it, all ranks),
     took_ns (the longest of it), ts_ns.
     """
     return store.query(
         """
         WITH last AS (
-            SELECT stage, tier, rank, max(step) AS newest_step, argMax(bytes, (step, ts)) AS size,
-                   argMax(duration_ns, (step, ts)) AS took_ns, max(ts) AS at
+            SELECT stage, tier, rank, max((attempt, step)) AS newest_step,
+                   argMax(bytes, (attempt, step, ts)) AS size,
+                   argMax(duration_ns, (attempt, step, ts)) AS took_ns, max(ts) AS at
             FROM checkpoints
             WHERE job = {job:String} AND has({ranks:Array(Int32)}, rank)
-              AND step > (SELECT max(step) FROM checkpoints WHERE job = {job:String}) - 200
+              AND (attempt, step) IN (
+                SELECT attempt, step FROM checkpoints WHERE job = {job:String}
+                GROUP BY attempt, step ORDER BY attempt DESC, step DESC LIMIT 200)
             GROUP BY stage, tier, rank)
-        SELECT tier, stage, count() AS ranks, min(newest_step) AS newest, sum(last.size) AS size,
+        SELECT tier, stage, count() AS ranks, min(newest_step).2 AS newest, sum(last.size) AS size,
                max(last.took_ns) AS took_ns,
                toUnixTimestamp64Nano(max(at)) AS ts_ns
         FROM last GROUP BY tier, stage ORDER BY tier, stage
@@ -314,12 +319,13 @@ def node_gpus(store: Queryable, node: str) -> pa.Table:
 
 
 def rank_checkpoints(store: Queryable, job: str, rank: int) -> pa.Table:
-    """The newest checkpointed step of a rank by stage and tier: stage, tier, step, attempt, bytes,
-    duration_ns, ts_ns."""
+    """The newest checkpointed step of a rank's newest attempt by stage and tier: stage, tier, newest,
+    in_attempt, size, took_ns, ts_ns."""
     return store.query(
         """
-        SELECT stage, tier, max(step) AS newest, argMax(attempt, (step, ts)) AS in_attempt,
-               argMax(bytes, (step, ts)) AS size, argMax(duration_ns, (step, ts)) AS took_ns,
+        SELECT stage, tier, max((attempt, step)).2 AS newest, max(attempt) AS in_attempt,
+               argMax(bytes, (attempt, step, ts)) AS size,
+               argMax(duration_ns, (attempt, step, ts)) AS took_ns,
                toUnixTimestamp64Nano(max(ts)) AS ts_ns
         FROM checkpoints WHERE job = {job:String} AND rank = {rank:Int32}
         GROUP BY stage, tier ORDER BY tier, stage

@@ -180,7 +180,10 @@ def rank_states(store: Queryable, job: str, *, since_ns: int, rank: int = -1, no
 
 def checkpoints(store: Queryable, job: str, *, steps: int = 40, from_ns: int = 0, to_ns: int = 0) -> pa.Table:
     """The newest `steps` checkpointed steps of a job: attempt, step, stage, tier, ranks, bytes, longest_ns,
-    ts_ns. With `to_ns`: of what was reported from `from_ns` to `to_ns`."""
+    ts_ns. With `to_ns`: of what was reported from `from_ns` to `to_ns`.
+
+    A step of a later attempt is newer than a higher one of an attempt before, from which the job went back.
+    """
     during = _during("checkpoints.ts", to_ns)
     return store.query(
         f"""
@@ -188,7 +191,9 @@ def checkpoints(store: Queryable, job: str, *, steps: int = 40, from_ns: int = 0
                max(duration_ns) AS longest_ns, toUnixTimestamp64Nano(max(ts)) AS ts_ns
         FROM checkpoints
         WHERE job = {{job:String}} {during}
-          AND step > (SELECT max(step) FROM checkpoints WHERE job = {{job:String}} {during}) - {{steps:Int64}}
+          AND (attempt, step) IN (
+            SELECT attempt, step FROM checkpoints WHERE job = {{job:String}} {during}
+            GROUP BY attempt, step ORDER BY attempt DESC, step DESC LIMIT {{steps:Int64}})
         GROUP BY attempt, step, stage, tier
         ORDER BY attempt DESC, step DESC, ts_ns, stage, tier LIMIT 2000
         """,

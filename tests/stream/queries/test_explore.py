@@ -193,6 +193,23 @@ def test_checkpoints_of_the_ranks_of_a_node(store):
     assert explore.node_checkpoints(store, "gpt", (99,)).to_pylist() == []
 
 
+def test_after_a_job_went_back_its_new_attempt_is_shown(store):
+    saved = [
+        {"job": "back", "attempt": attempt, "step": step, "stage": "copy", "tier": "memory", "rank": rank,
+         "bytes": 1000 * attempt + step, "duration_ns": 5, "ts": NOW + (1000 * attempt + step) * S}
+        for attempt, steps in ((0, range(200, 501)), (1, range(100, 121))) for step in steps
+        for rank in (0, 1)
+    ]  # fmt: skip
+    store.insert("checkpoints", table("checkpoints", saved))
+    shown = views.checkpoints(store, "back", steps=30).to_pylist()
+    assert [(r["attempt"], r["step"]) for r in shown[:21]] == [(1, step) for step in range(120, 99, -1)]
+    assert [(r["attempt"], r["step"]) for r in shown[21:]] == [(0, step) for step in range(500, 491, -1)]
+    (row,) = explore.rank_checkpoints(store, "back", 1).to_pylist()
+    assert (row["newest"], row["in_attempt"], row["size"]) == (120, 1, 1120)
+    (row,) = explore.node_checkpoints(store, "back", (0, 1)).to_pylist()
+    assert (row["newest"], row["size"], row["ranks"]) == (120, 2240, 2)
+
+
 def test_the_gpus_of_a_node_are_those_it_listed_last(store):
     assert explore.node_gpus(store, "listed").to_pylist() == []
     told = [
