@@ -67,7 +67,8 @@ def export(
 ) -> bytes:
     """Return the trace of steps `first`..`last` as JSON bytes. `ranks` empty: all ranks.
 
-    Raises `UsageError` where no span is stored in the range, or more than `limit`.
+    The newest `MAX_EVENTS` events of that time are in it. A rank has the coordinates of the newest attempt of
+    these spans. Raises `UsageError` where no span is stored in the range, or more than `limit`.
     """
     table = views.spans(store, job, ranks=ranks, first=first, last=last, limit=limit)
     spans = cast(list[SpanRow], table.to_pylist())
@@ -77,8 +78,14 @@ def export(
         raise UsageError(
             f"steps {first}:{last} hold {count:,} spans; allowed: {limit:,}; give fewer steps or ranks"
         )
-    mesh = cast(list[RankRow], views.topology(store, job).to_pylist())
-    events = cast(list[EventRow], views.events(store, job, limit=MAX_EVENTS).to_pylist())
+    mesh = [
+        row
+        for attempt in sorted({row["attempt"] for row in spans})
+        for row in cast(list[RankRow], views.topology(store, job, attempt=attempt).to_pylist())
+    ]
+    origin, end = _extent(spans)
+    newest = views.events(store, job, limit=MAX_EVENTS, from_ns=origin, to_ns=end)
+    events = cast(list[EventRow], newest.to_pylist())
     return json.dumps(trace(job, spans, mesh, events), separators=(",", ":")).encode()
 
 
@@ -104,8 +111,7 @@ def trace(
     Events outside the time of the spans are left out. An open span has `open: true`. Sends and collectives
     are flows. `otherData.flows` counts them, and those that are left out because they go back in time.
     """
-    origin = min(row["start_ns"] for row in spans)
-    end = max(row["start_ns"] + row["duration_ns"] for row in spans)
+    origin, end = _extent(spans)
     lanes = {key: index for index, key in enumerate(sorted({(r["rank"], r["lane"]) for r in spans}))}
     found = flows(spans)
     forward = sum(flow.goes_forward for flow in found)
@@ -124,6 +130,12 @@ def trace(
             *(_event(row, origin) for row in events if origin <= row["ts_ns"] <= end),
         ],
     }
+
+
+def _extent(spans: Sequence[SpanRow]) -> tuple[int, int]:
+    """Return when the first span began and the last one ended, UTC nanoseconds."""
+    ends = (row["start_ns"] + row["duration_ns"] for row in spans)
+    return min(row["start_ns"] for row in spans), max(ends)
 
 
 def _names(

@@ -115,6 +115,27 @@ def test_more_spans_than_allowed_are_refused_with_their_number():
         export(store, "gpt", first=5, last=6)
 
 
+class LongJob(FakeStore):
+    """A job with very many later events, and another mesh in each attempt."""
+
+    def query(self, sql, params=None):
+        if "FROM events" in sql:
+            times = [5, *range(1_000, 5_000)]
+            within = [t for t in times if params["from_ns"] <= t <= (params["to_ns"] or times[-1])]
+            row = {"kind": "restart", "node": "n0", "rank": -1, "actor": "hub", "detail": "{}"}
+            return pa.Table.from_pylist([row | {"ts_ns": t} for t in within[-params["limit"] :]])
+        if "FROM topology" in sql:
+            return pa.Table.from_pylist([MESH | {"tp": params["attempt"]}])
+        return super().query(sql, params)
+
+
+def test_a_trace_of_long_ago_has_the_events_and_the_mesh_of_its_time():
+    document = json.loads(export(LongJob(span(attempt=1), span(attempt=2, start=2)), "gpt", first=0, last=3))
+    assert [e["name"] for e in document["traceEvents"] if e["ph"] == "i"] == ["restart n0"]
+    (name,) = [e["args"]["name"] for e in document["traceEvents"] if e["name"] == "process_name"]
+    assert name == "rank 0 · n0 · tp2 pp0 dp3"
+
+
 def test_a_file_has_what_was_exported(tmp_path):
     store, path = FakeStore(span()), tmp_path / "gpt.json"
     size = export_file(store, "gpt", path, first=3, last=3)

@@ -140,8 +140,8 @@ def findings(store: Queryable, job: str, *, limit: int = 50) -> pa.Table:
     )
 
 
-def topology(store: Queryable, job: str, *, rank: int = -1) -> pa.Table:
-    """The node and the mesh coordinates of each rank of the newest attempt, or of one.
+def topology(store: Queryable, job: str, *, rank: int = -1, attempt: int = -1) -> pa.Table:
+    """The node and the mesh coordinates of each rank of an attempt, by default the newest, or of one rank.
 
     Columns: attempt, rank, local_rank, node, ip, switch, tp, pp, dp, cp, ep.
     """
@@ -152,11 +152,12 @@ def topology(store: Queryable, job: str, *, rank: int = -1) -> pa.Table:
                argMax(cp, ts) AS cp, argMax(ep, ts) AS ep
         FROM topology
         WHERE job = {job:String}
-          AND attempt = (SELECT max(attempt) FROM topology WHERE job = {job:String})
+          AND attempt = if({attempt:Int32} < 0,
+                           (SELECT max(attempt) FROM topology WHERE job = {job:String}), {attempt:Int32})
           AND ({rank:Int32} < 0 OR rank = {rank:Int32})
         GROUP BY attempt, rank ORDER BY rank
         """,
-        {"job": job, "rank": rank},
+        {"job": job, "rank": rank, "attempt": attempt},
     )
 
 

@@ -90,6 +90,8 @@ def test_places_states_and_findings(store):
     assert [(p["rank"], p["node"]) for p in places][2:4] == [(2, "node-4"), (3, "node-4")]
     states = {s["rank"]: s["state"] for s in rows(views.rank_states(store, "gpt", since_ns=0))}
     assert states == dict.fromkeys(range(8), "running") | {5: "stopped"}
+    assert {p["attempt"] for p in rows(views.topology(store, "gpt", attempt=0))} <= {0}
+    assert rows(views.topology(store, "gpt", attempt=places[0]["attempt"])) == places
     (place,) = rows(views.topology(store, "gpt", rank=5))
     (beat,) = rows(views.rank_states(store, "gpt", since_ns=0, rank=5, node=place["node"]))
     assert (place["rank"], beat["rank"], beat["state"]) == (5, 5, "stopped")
