@@ -165,7 +165,7 @@ def evidence(before: Report, after: Report, ranks: Mapping[Process, int]) -> lis
         silent |= {ranks[m.process] for m in known if not m.answers}
         for member in known:
             enqueued[ranks[member.process]][key] = member.count
-        for member in _waiting(known, before.get(name, ())):
+        for member in [] if changed(members, before.get(name, ())) else _waiting(known):
             waits[ranks[member.process]].append(
                 Wait(group=key, seq=member.count, op=member.kinds or "collective")
             )
@@ -177,21 +177,24 @@ def evidence(before: Report, after: Report, ranks: Mapping[Process, int]) -> lis
     ]
 
 
-def _waiting(members: Sequence[Member], before: Sequence[Member]) -> list[Member]:
-    """Return the members that wait, none where a count of the communicator has changed.
+def _waiting(members: Sequence[Member]) -> list[Member]:
+    """Return the members that wait in a communicator in which no count changed.
 
     Members wait that are ahead of another one. All wait where they began equally many collectives, but of
     other kinds.
     """
     most = max((m.count for m in members), default=0)
     level = min((m.count for m in members), default=0) == most
-    if changed(members, before) or (level and len({m.kinds for m in members}) < 2):
+    if level and len({m.kinds for m in members}) < 2:
         return []
     return [m for m in members if m.count == most]
 
 
 def changed(members: Sequence[Member], before: Sequence[Member]) -> bool:
-    """Return whether a count of a communicator changed between two reports, or nothing is known of before."""
+    """Return whether a count of a communicator changed between two reports, or nothing is known of before.
+
+    Both hold all of its members, also those that are no ranks of the job: they change its counts as well.
+    """
     counts = {m.process: (m.count, m.kinds) for m in members}
     earlier = [m for m in before if m.count != UNKNOWN]
     return not earlier or any(counts.get(m.process) != (m.count, m.kinds) for m in earlier)

@@ -166,7 +166,7 @@ def lags(before: Report, after: Report, ranks: Mapping[Process, int]) -> list[La
     found = []
     for name, members in after.items():
         known = [m for m in members if m.process in ranks and m.count != UNKNOWN]
-        if not changed(known, before.get(name, ())):
+        if not changed(members, before.get(name, ())):
             lag = _lag(name, len(members), known, ranks)
             if lag is not None:
                 found.append(lag)

@@ -55,6 +55,19 @@ def test_communicators_at_work_and_even_ones_accuse_nobody():
     assert (told["state"], told["culprits"], told["communicators"]) == ("even", [], [])
 
 
+def test_a_member_that_is_no_rank_of_the_job_hides_no_rank_that_lags():
+    """As of a process whose id belongs to nobody in the job: a server that joined the communicator."""
+    joined = communicator("0x2", [9, 8, 9], pids=[100, 101, 777])
+    stuck = parsed(joined)
+    ranks = {("10.0.0.1", 100): 0, ("10.0.0.1", 101): 1}
+    (lag,) = lags(stuck, stuck, ranks)
+    assert (lag["behind"], lag["ahead"], lag["size"]) == ("1", "0", 3)
+    assert ras.judge(stuck, stuck, ranks).culprits == (1,)
+    works = parsed(communicator("0x2", [9, 8, 10], pids=[100, 101, 777]))
+    assert lags(stuck, works, ranks) == []
+    assert ras.judge(stuck, works, ranks).verdict == "none"
+
+
 def test_an_answer_about_another_job_accuses_nobody():
     told = account(parsed(WORLD), parsed(WORLD), processes(first_pid=900))
     assert (told["state"], told["culprits"]) == ("unknown", [])
