@@ -32,6 +32,7 @@ from pulsetrain.stream.queries import analysis
 from pulsetrain.stream.queries.queryable import AttemptSteps, Queryable
 
 DEFAULT_WINDOW_STEPS = 256  # steps that are read where the caller does not name a first step
+MOST_CELLS = 10_000_000  # steps x ranks that are held at once, about 200 bytes each: 2 GB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,12 +193,14 @@ def analyze(
     """Return the verdicts of every analyzer on `steps` of an attempt, with calibrated confidences.
 
     `attempt` defaults to the newest attempt that has one of these steps. Where no first step is given, the
-    last 256 steps are read, or the whole attempt with `scan`. Each analyzer gives at least one verdict:
-    `Failed` where it raises, `Inconclusive` where it returns nothing. Where no step is stored in the range,
-    the only verdict is one blind `Inconclusive`. An attempt without any step is looked at by rounds of its
-    newest collectives (`stepless`).
+    last 256 steps are read, or the whole attempt with `scan`. Of an attempt of more than `MOST_CELLS` steps x
+    ranks the newest steps that fit are read, and one more `Inconclusive` says which. Each analyzer gives at
+    least one verdict: `Failed` where it raises, `Inconclusive` where it returns nothing. Where no step is
+    stored in the range, the only verdict is one blind `Inconclusive`. An attempt without any step is looked
+    at by rounds of its newest collectives (`stepless`).
 
-    Raises `UsageError` for a job that has neither in the store.
+    Raises `UsageError` for a job that has neither in the store, and for steps from a given first one on that
+    do not fit.
     """
     steps = steps or StepRange()
     stored = _stored(store, job, attempt)
@@ -208,7 +211,33 @@ def analyze(
     source = _select(store, stored, job, steps, attempt, now_ns, scan=scan)
     if isinstance(source, Inconclusive):
         return [source]
-    return verdicts_of(source, analyzers)
+    if not scan:
+        return verdicts_of(source, analyzers)
+    fitting, notes = _that_fit(source, chosen=steps.since is not None)
+    return [*verdicts_of(fitting, analyzers), *notes]
+
+
+def _that_fit(source: AnalyzerInput, *, chosen: bool) -> tuple[AnalyzerInput, list[Verdict]]:
+    """The newest of these steps that can be held at once, and a note where that is not all.
+
+    `chosen`: the caller gave the first step. Then more than fit are refused.
+    """
+    last = source.until
+    ranks = analysis.rank_nodes(source.store, replace(source.steps, first=last - 1)).num_rows
+    most = max(1, MOST_CELLS // max(1, ranks))
+    since, count = last - most + 1, last - source.since + 1
+    if count <= most:
+        return source, []
+    if chosen:
+        raise UsageError(
+            f"--since {source.since}: {count:,} steps of {ranks:,} ranks do not fit into memory. "
+            f"Allowed: {most:,} steps. Give a later --since or an earlier --until."
+        )
+    reason = (
+        f"only steps {since} to {last} were read: {count:,} steps of {ranks:,} ranks do not fit into memory. "
+        "For earlier ones give --since and --until"
+    )
+    return replace(source, since=since), [Inconclusive(analyzer="analyze", reason=reason)]
 
 
 def analyze_recent(

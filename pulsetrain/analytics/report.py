@@ -74,7 +74,8 @@ def states(verdicts: Sequence[Verdict]) -> list[dict[str, object]]:
 def lines(verdicts: Sequence[Verdict], *, everything: bool) -> list[str]:
     """Return the findings as text, one a line.
 
-    An analyzer that failed always has a line. `everything` adds healthy, inconclusive and blind ones.
+    An analyzer that failed always has a line, and what was not looked at. `everything` adds healthy,
+    inconclusive and blind ones.
     """
     text = [
         f"{r['severity']}: {r['kind']}: {r['summary']} (confidence {r['confidence']:.2f})"
@@ -86,7 +87,7 @@ def lines(verdicts: Sequence[Verdict], *, everything: bool) -> list[str]:
             text.append(f"failed: {verdict.analyzer}: {verdict.error}")
         elif everything and isinstance(verdict, Healthy):
             text.append(f"healthy: {verdict.analyzer}{_numbers_text(verdict)}")
-        elif everything and isinstance(verdict, Inconclusive):
+        elif isinstance(verdict, Inconclusive) and (everything or verdict.analyzer == "analyze"):
             state = "blind" if verdict.blind else "inconclusive"
             text.append(f"{state}: {verdict.analyzer}: {verdict.reason}{_numbers_text(verdict)}")
     return text

@@ -133,6 +133,23 @@ def test_what_was_over_before_the_last_step_is_found_on_request(store):
         assert finding.evidence["last_step"] >= 80
 
 
+def test_of_more_steps_than_fit_the_newest_are_read_or_they_are_refused(store, monkeypatch):
+    insert(store, "large", fleet(steps=60))
+    monkeypatch.setattr("pulsetrain.analytics.analyze.MOST_CELLS", 8 * 20)
+    seen = []
+    looks = {"look": lambda source: seen.append((source.since, source.until)) or []}
+
+    def look(*given, scan=True):
+        return analyze(store, "large", *given, now_ns=DAY, scan=scan, analyzers=looks)
+
+    assert "only steps 40 to 59 were read" in look()[-1].reason
+    look(StepRange(since=10, until=29))
+    look(scan=False)
+    assert seen == [(40, 59), (10, 29), (0, 59)]
+    with pytest.raises(UsageError, match="--since 10: 21 steps of 8 ranks"):
+        look(StepRange(since=10, until=30))
+
+
 def test_an_analyzer_that_fails_or_returns_nothing_has_a_verdict(store):
     insert(store, "broken", fleet(steps=20))
 

@@ -110,3 +110,11 @@ def test_a_sites_own_peaks_are_used(tmp_path):
     path = tmp_path / "peaks.csv"
     path.write_text("device,dtype,tflops,source\nX1,fp8,9,ours\n")
     assert report.device_peak("X1/fp8", path).flops_per_s == 9e12
+
+
+def test_what_was_not_looked_at_is_said_unasked():
+    note = Inconclusive(analyzer="analyze", reason="only steps 40 to 59 were read")
+    assert report.lines([UNSURE, note], everything=False) == [
+        "No finding.",
+        f"inconclusive: analyze: {note.reason}",
+    ]
