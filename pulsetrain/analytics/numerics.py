@@ -87,10 +87,15 @@ def _logged(timings: Timings, name: str) -> Mask:
 
 
 def _bad(timings: Timings, name: str, logged: Mask) -> Mask:
-    return logged & ~np.isfinite(timings.numbers[name])
+    return np.asarray(logged & ~np.isfinite(timings.numbers[name]), np.bool_)
 
 
-def _at_the_end(bad: NDArray[np.bool_]) -> int:
+def _of_steps(mask: Mask) -> Mask:
+    """Whether it is so on any rank, for each step."""
+    return np.asarray(mask.any(axis=1), np.bool_)
+
+
+def _at_the_end(bad: Mask) -> int:
     """Return how many of the newest values are true in a row."""
     return len(bad) if bad.all() else int(np.argmin(bad[::-1]))
 
@@ -101,11 +106,11 @@ def _overflows(timings: Timings, logged: dict[str, Mask]) -> Finding | None:
     A loss scaler for fp16 tries a larger scale from time to time, and skips the step that overflows (torch,
     `torch.amp.GradScaler`). That is how it works, and nobody's fault.
     """
-    norm = logged["grad_norm"]
-    bad = _bad(timings, "grad_norm", norm)[norm.any(axis=1)].any(axis=1)
+    known = _of_steps(logged["grad_norm"])
+    bad = _of_steps(_bad(timings, "grad_norm", logged["grad_norm"]))[known]
     if not bad.any() or _at_the_end(bad) >= LASTING or _bad(timings, "loss", logged["loss"]).any():
         return None
-    steps = timings.steps[norm.any(axis=1)][bad]
+    steps = timings.steps[known][bad]
     return timings.finding(
         "grad_overflow",
         "job",
@@ -137,7 +142,7 @@ def _not_finite(timings: Timings, name: str, logged: Mask) -> Finding | None:
     subject_type: SubjectType = "rank" if alone else "job"
     subject = str(timings.ranks[columns[0]]) if alone else timings.job
     steps_bad, steps_logged = (int(mask.any(axis=1).sum()) for mask in (bad, logged))
-    lasts = _at_the_end(bad.any(axis=1)[logged.any(axis=1)]) == steps_bad
+    lasts = _at_the_end(_of_steps(bad)[_of_steps(logged)]) == steps_bad
     when = (
         "is not finite since" if lasts else f"was not finite in {steps_bad} of {steps_logged} steps, first at"
     )
