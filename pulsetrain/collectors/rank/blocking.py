@@ -45,7 +45,7 @@ class Blocking:
         self.began = began = perf_counter_ns()
         at = state.top
         if at < STACK_END:
-            PACK_OPEN(state.ring.memory, at, operation.heads[0] | WAITING, began)
+            PACK_OPEN(state.ring.memory, at, operation.head | WAITING, began)
             self._shown = at >> 3
         processor = state.processor
         if processor is not None and operation.blocked >= 0:

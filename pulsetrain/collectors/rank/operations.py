@@ -23,7 +23,6 @@ from pulsetrain.collectors.layout import (
     PACK_GROUP,
     PACK_SPAN,
     W_LAST,
-    WAITING,
     pair_head,
     span_head,
 )
@@ -94,18 +93,18 @@ class Operation:
     `device`: the CUDA device of its tensors, None if it has none or if every operation ends on the host.
     `address`: of what comes out on that device.
     `output`: address of what comes out, for a work that tells its end only to who waits, else 0.
-    `heads`: the first words of its span, and of a wait for it on the status page.
+    `head`: the first word of its span, and of a wait for it on the status page but for the mark.
     """
 
     __slots__ = (
-        *("address", "blocked", "context", "device", "group", "heads", "name", "output", "parent", "peer"),
+        *("address", "blocked", "context", "device", "group", "head", "name", "output", "parent", "peer"),
         *("seq", "size", "start", "work"),
     )
 
     def __init__(self, group: Group, name: int, seq: int, size: int, peer: int) -> None:
         state = group.state
         self.group, self.name, self.seq, self.size, self.peer = group, name, seq, size, peer
-        self.heads = group.heads.get(name) or group.heads_of(name)
+        self.head = group.heads.get(name) or group.head_of(name)
         self.parent, self.context = state.parent, state.context
         self.blocked = 0 if group.host_only else -1
         self.output = self.address = 0
@@ -159,7 +158,7 @@ class Group:
         self._members: Sequence[int] = ()
         self._transfers: dict[tuple[int, int], int] = {}  # by name and peer: how many were enqueued
         self._pairs: dict[tuple[int, int], int] = {}  # by name and peer: the word that shows it, or -1
-        self.heads: dict[int, tuple[int, int]] = {}
+        self.heads: dict[int, int] = {}
         self._kinds: dict[int, Kind] = {}
 
     def before(self, call: PreHookArgs) -> None:
@@ -278,11 +277,10 @@ class Group:
         if word >= 0:
             self.state.words[word] = count
 
-    def heads_of(self, name: int) -> tuple[int, int]:
-        """Return the `heads` of operations of this name, from now on by one lookup."""
-        head = span_head(name, COMMUNICATION)
-        self.heads[name] = heads = (span_head(name, COMMUNICATION, group=self._label), head | WAITING)
-        return heads
+    def head_of(self, name: int) -> int:
+        """Return the `head` of operations of this name, from now on by one lookup."""
+        self.heads[name] = head = span_head(name, COMMUNICATION, group=self._label)
+        return head
 
     def finish(self, key: int, operation: Operation, end: int) -> None:
         """Write the span of an operation that is over, and publish what is in flight now."""
@@ -296,7 +294,7 @@ class Group:
         if slot is not None:
             at, mark = slot
             PACK_SPAN(
-                ring.memory, at, operation.heads[0] | operation.parent, operation.context,
+                ring.memory, at, operation.head | operation.parent, operation.context,
                 operation.start, end, operation.seq & MAX_SEQ, operation.peer, operation.size,
                 operation.blocked, mark,
             )  # fmt: skip
