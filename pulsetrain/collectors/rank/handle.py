@@ -20,6 +20,7 @@ from pulsetrain.collectors.rank.description import EXPLICIT, Description
 from pulsetrain.collectors.rank.hold import HoldPoint
 from pulsetrain.collectors.rank.inference import Inference
 from pulsetrain.collectors.rank.numbers import Number, PendingStep, number
+from pulsetrain.collectors.rank.owner import is_of_another
 from pulsetrain.collectors.rank.phases import (
     DEFAULT_CATEGORY,
     NO_SPAN,
@@ -63,6 +64,7 @@ class Handle(SharedByCopies):
         self._given: set[str] = set()
         self.description = Description(ring) if ring is not None else None
         self.inference: Inference | None = None
+        self.started_by_rank = False  # whether this process is a program that a rank has started
         self.script_calls = False  # whether the script has called `init`
         self.resumed = False  # whether somebody has said which step is the next
         self.before_restart: list[Callable[[], None]] = []  # end what works for an attempt, in this process
@@ -337,15 +339,23 @@ class Handle(SharedByCopies):
 def process_handle() -> Handle:
     """Return the one handle of this process.
 
-    Opens the ring that the agent left in the environment, if any.
+    Opens the ring that the agent left in the environment, if any. A program that a rank has started may
+    inherit that: its handle does nothing.
     """
-    handle = Handle(_open_ring(os.environ))
+    started_by_rank = _is_ring_of_another(os.environ)
+    handle = Handle(None if started_by_rank else _open_ring(os.environ))
+    handle.started_by_rank = started_by_rank
     if handle.active:
         os.register_at_fork(after_in_child=handle._mute)
         restored = os.environ.get("PULSETRAIN_RESTORE_STEP", "-1")
         if restored.isdecimal():
             handle.resume(int(restored) + 1)
     return handle
+
+
+def _is_ring_of_another(environ: Mapping[str, str]) -> bool:
+    fd = environ.get(RING_FD, "")
+    return fd.isdecimal() and is_of_another(int(fd))
 
 
 def _open_ring(environ: Mapping[str, str]) -> RingWriter | None:
