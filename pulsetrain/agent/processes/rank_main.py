@@ -139,7 +139,10 @@ class LossyFile(io.FileIO):
 
 
 def _open_output(stdout: int, stderr: int) -> None:
-    """Unbuffered, as ``python -u`` under torchrun: the last line before a crash is in the file."""
+    """Unbuffered, as ``python -u`` under torchrun: the last line before a crash is in the file.
+
+    Scripts that silence `print` for a while go back to ``sys.__stdout__``, so that is the same stream.
+    """
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
     os.close(stdout)
@@ -153,6 +156,7 @@ def _open_output(stdout: int, stderr: int) -> None:
         )
         for fd in (1, 2)
     )
+    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc]  # typed as constants
 
 
 def _exec(argv: list[str]) -> int:

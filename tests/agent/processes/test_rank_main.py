@@ -58,6 +58,17 @@ def test_an_interrupt_that_the_script_does_not_catch_ends_it_by_that_signal(tmp_
     assert capsys.readouterr().err.endswith("KeyboardInterrupt\n")
 
 
+def test_the_last_line_of_a_script_that_silenced_itself_for_a_while_is_there():
+    code = (
+        "import os, signal, sys; from pulsetrain.agent.processes import rank_main\n"
+        "rank_main._open_output(os.dup(1), os.dup(2))\n"
+        "sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__\n"
+        "print('last'); print('words', file=sys.stderr); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGKILL, "last\n", "words\n")
+
+
 def test_where_the_signal_is_blocked_the_status_is_a_shells(monkeypatch):
     ended = []
     monkeypatch.setattr(threading, "_shutdown", lambda: None)
