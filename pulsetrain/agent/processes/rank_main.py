@@ -37,6 +37,8 @@ def run_forked(request: ForkRequest, files: Sequence[int]) -> NoReturn:
     code = 1
     try:
         code = _run_worker(request, files[0]) if request["op"] == "call" else _run_rank(request, files)
+    except BaseException:  # noqa: BLE001 - the process's edge: without a word nobody knows why it ended
+        traceback.print_exc(file=sys.__stderr__)
     finally:
         _exit(code)
 
@@ -214,10 +216,22 @@ def _run(mode: str, target: str) -> int:
     except SystemExit as end:
         return exit_code(end.code)
     except BaseException as error:  # noqa: BLE001 - printed as the interpreter would
-        shown = error.with_traceback(script_traceback(error.__traceback__))
-        sys.excepthook(type(error), shown, shown.__traceback__)
-        return -signal.SIGINT if type(error) is KeyboardInterrupt else 1
+        return _show(error.with_traceback(script_traceback(error.__traceback__)))
     return 0
+
+
+def _show(error: BaseException) -> int:
+    """Print what the script has raised, by its own hook if it has one. Returns the exit code."""
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit as end:
+        return exit_code(end.code)
+    except BaseException as failed:  # noqa: BLE001 - printed as the interpreter would
+        sys.stderr.write("Error in sys.excepthook:\n")
+        sys.__excepthook__(type(failed), failed, failed.__traceback__)
+        sys.stderr.write("\nOriginal exception was:\n")
+        sys.__excepthook__(type(error), error, error.__traceback__)
+    return -signal.SIGINT if type(error) is KeyboardInterrupt else 1
 
 
 def _run_file(path: str, main: ModuleType) -> None:

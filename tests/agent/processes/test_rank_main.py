@@ -58,6 +58,34 @@ def test_an_interrupt_that_the_script_does_not_catch_ends_it_by_that_signal(tmp_
     assert capsys.readouterr().err.endswith("KeyboardInterrupt\n")
 
 
+def test_an_error_is_shown_though_the_scripts_own_hook_for_errors_fails(tmp_path, main, monkeypatch, capsys):
+    (tmp_path / "script.py").write_text(
+        "import sys\ndef hook(*_):\n    raise OSError('no logger')\nsys.excepthook = hook\n1 / 0\n"
+    )
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    assert rank_main._run("script", str(tmp_path / "script.py")) == 1
+    said = capsys.readouterr().err
+    assert "OSError: no logger" in said
+    assert said.endswith("ZeroDivisionError: division by zero\n")
+
+
+def test_a_hook_for_errors_may_choose_the_exit_code(tmp_path, main, monkeypatch):
+    (tmp_path / "script.py").write_text("import sys\nsys.excepthook = lambda *_: sys.exit(5)\n1 / 0\n")
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    assert rank_main._run("script", str(tmp_path / "script.py")) == 5
+
+
+def test_a_rank_whose_folder_is_gone_says_so(tmp_path, monkeypatch, capfd):
+    ended = []
+    monkeypatch.setattr(rank_main, "_exit", ended.append)
+    monkeypatch.setattr(rank_main, "_open_output", lambda *_: None)
+    request = {"op": "spawn", "env": {}, "file_names": [], "cwd": str(tmp_path / "gone")}
+    rank_main.run_forked(request, [1, 2])
+    assert ended == [1]
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last == f"FileNotFoundError: [Errno 2] No such file or directory: '{tmp_path / 'gone'}'"
+
+
 def test_the_last_line_of_a_script_that_silenced_itself_for_a_while_is_there():
     code = (
         "import os, signal, sys; from pulsetrain.agent.processes import rank_main\n"
