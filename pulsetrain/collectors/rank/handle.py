@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 RING_FD = "PULSETRAIN_RING_FD"
+MAX_PHASES = 1024  # that are kept to be handed out again. A script may make a new name for each batch
 LATE_STEPS = 16  # a step waits for its loss from the device for at most so many later steps
 
 
@@ -99,8 +100,7 @@ class Handle(SharedByCopies):
         try:
             return self._phases[name]
         except KeyError:
-            span = self._phases[name] = self._marked_phase(name, category, by_script=True)
-            return span
+            return self._keep(name, self._marked_phase(name, category, by_script=True))
 
     def hooked_phase(self, name: str) -> Span:
         """As `phase`, for a hook of ours that stands for a phase that would be inferred otherwise."""
@@ -109,8 +109,13 @@ class Handle(SharedByCopies):
         try:
             return self._phases[name]
         except KeyError:
-            span = self._phases[name] = self._marked_phase(name, None, by_script=False)
-            return span
+            return self._keep(name, self._marked_phase(name, None, by_script=False))
+
+    def _keep(self, name: str, span: Span) -> Span:
+        if len(self._phases) >= MAX_PHASES:
+            self._phases = {}  # those in use are made anew
+        self._phases[name] = span
+        return span
 
     def step(self, tokens: int | None = None, flops: float | None = None) -> None:
         """End an optimizer step.
@@ -282,7 +287,8 @@ class Handle(SharedByCopies):
         if state is None:
             return NO_SPAN
         try:
-            index, kind = state.ring.intern(name), category_number(name, category)
+            kind = category_number(name, category)
+            index = state.ring.intern(name, by_script=name not in DEFAULT_CATEGORY)
             return ThreadPhase(state, index, kind) if thread else self._timed_phase(state, index, kind)
         except Exception:  # noqa: BLE001 - a wrong category is counted, not raised into training
             state.fault()

@@ -6,6 +6,7 @@ less than a microsecond, which is why they inline `RingWriter.span` and touch as
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from threading import current_thread
 from time import perf_counter_ns
@@ -25,6 +26,9 @@ from pulsetrain.collectors.layout import (
 )
 from pulsetrain.collectors.rank.ring import RingWriter
 from pulsetrain.records.schema import CATEGORIES
+
+_RUNNING_NUMBER = re.compile(r"(?<=^Thread)-\d+|(?<=^Dummy)-\d+|(?<=^ThreadPoolExecutor)-\d+")
+"""In the names that Python gives: "Thread-7 (save)", "ThreadPoolExecutor-7_0"."""
 
 DEFAULT_CATEGORY: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(("forward", "backward", "optimizer"), "compute")
@@ -256,14 +260,17 @@ class CommunicationPhase(Phase):
 
 
 class ThreadPhase(SharedByCopies):
-    """A phase of another thread than the main one. It is recorded when it ends, in a lane of its own."""
+    """A phase of another thread than the main one. It is recorded when it ends, in a lane of its own.
+
+    Threads that a script makes for each save, and gives no name, share a lane.
+    """
 
     __slots__ = ("_head", "_lane", "_start", "_state")
 
     def __init__(self, state: RankState, name: int, category: int) -> None:
         self._state = state
         self._head = span_head(name, category, kind=PHASE)
-        self._lane = state.ring.intern(current_thread().name)
+        self._lane = state.ring.intern(_RUNNING_NUMBER.sub("", current_thread().name), by_script=True)
         self._start = 0
 
     def __enter__(self) -> None:

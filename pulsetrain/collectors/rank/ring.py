@@ -79,6 +79,7 @@ from pulsetrain.collectors.layout import (
     STEP,
     TEXT_AT,
     W_DROPPED,
+    W_ERRORS,
     W_GROUPS,
     W_LAST,
     W_LAST_STEP,
@@ -92,6 +93,7 @@ from pulsetrain.collectors.layout import (
 )
 from pulsetrain.core.errors import CorruptData
 
+_NOT_THE_SCRIPTS = 512  # names kept for groups, operations and phases that are inferred
 _MAP_FIXED = 0x10  # of Linux's mmap(2); the mmap module has no name for it
 
 
@@ -128,9 +130,8 @@ class RingWriter:
     """
 
     __slots__ = (
-        *("_end", "_free", "_free_pairs", "_groups", "_mask", "_name_numbers", "_names", "_pairs", "_pool"),
-        *("_pooled", "_refilling", "_texts"),
-        *("claim", "drop", "memory", "words"),
+        *("_end", "_free", "_free_pairs", "_full", "_groups", "_mask", "_name_numbers", "_names", "_pairs"),
+        *("_pool", "_pooled", "_refilling", "_texts", "claim", "drop", "memory", "words"),
     )
 
     def __init__(self, fd: int) -> None:
@@ -140,6 +141,7 @@ class RingWriter:
         self._refilling = threading.Lock()
         self._names: dict[str, int] = {}
         self._name_numbers = itertools.count()
+        self._full: set[int] = set()  # how many names there were when one found no room
         self.intern("")
         self._begin()
 
@@ -154,6 +156,7 @@ class RingWriter:
         self._free_pairs: list[int] = []
         self._pooled: dict[tuple[int, ...], int] = {}
         self._texts = 0
+        self._full.clear()
         words = self.words
         words[W_PID] = os.getpid()
         words[W_UTC] = time.time_ns() - time.perf_counter_ns()
@@ -271,12 +274,20 @@ class RingWriter:
         )  # fmt: skip
         return True
 
-    def intern(self, name: str) -> int:
-        """Return the index of `name`. Names after the 2048th share index 0, which reads as the empty name."""
+    def intern(self, name: str, *, by_script: bool = False) -> int:
+        """Return the index of `name`. Names after the 2048th share index 0, which reads as the empty name.
+
+        `by_script`: after the 1536th. A script that makes a new name for each batch leaves room for the names
+        of groups and operations. The first name without room counts as a fault.
+        """
         index = self._names.get(name)
         if index is None:
-            index = next(self._name_numbers)
+            room = MAX_NAMES - _NOT_THE_SCRIPTS if by_script else MAX_NAMES
+            index = next(self._name_numbers) if len(self._names) < room else MAX_NAMES
             if index >= MAX_NAMES:
+                if room not in self._full:
+                    self._full.add(room)
+                    self.words[W_ERRORS] += 1
                 return 0
             self._write_name(name, index)
             self._names[name] = index

@@ -84,6 +84,52 @@ def test_another_thread_has_a_lane_of_its_own_and_leaves_the_stack_alone(watched
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "lane"),
+    [
+        ("Thread-7", "Thread"),
+        ("Thread-7 (save)", "Thread (save)"),
+        ("ThreadPoolExecutor-12_3", "ThreadPoolExecutor_3"),
+        ("Dummy-4", "Dummy"),
+        ("loader-7", "loader-7"),
+    ],
+)
+def test_a_lane_leaves_out_the_running_number_of_a_thread_without_a_name(watched, name, lane):
+    def work() -> None:
+        with watched.handle.phase("checkpoint"):
+            pass
+
+    thread = threading.Thread(target=work, name=name)
+    thread.start()
+    thread.join()
+    names = watched.reader.names
+    assert [names[s["lane"]] for s in watched.reader.drain()[0]] == [lane]
+
+
+def test_thousands_of_threads_and_phases_leave_room_for_the_names_of_groups(watched):
+    h = watched.handle
+
+    def save() -> None:
+        with h.phase("checkpoint"):
+            pass
+
+    for i in range(3000):
+        thread = threading.Thread(target=save, name=f"saver {i}")
+        thread.start()
+        thread.join()
+        with h.phase(f"batch {i}"):
+            pass
+    ring = h.state.ring
+    ring.add_group("tp", [0, 1])
+    assert [group.name for group in watched.reader.status().groups] == ["tp"]
+    operation = ring.intern("all_reduce")
+    assert watched.reader.names[operation] == "all_reduce"
+    with h.phase("optimizer"):
+        assert watched.open() == ["optimizer"]
+    assert watched.errors == 1
+    assert len(h._phases) <= 1024
+
+
 def test_every_default_category_is_one_of_the_records():
     assert set(DEFAULT_CATEGORY.values()) <= set(CATEGORIES)
     assert CATEGORIES[category_number("no such phase", None)] == "other"
