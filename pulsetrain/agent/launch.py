@@ -122,8 +122,14 @@ def _start_zygote(options: LaunchOptions) -> Zygote:
     if not options.auto:
         env["PULSETRAIN_AUTO"] = "0"
     program = options.program
-    path = Path(program.argv[0]).resolve().parent if program.mode == "script" else Path.cwd()
+    path = search_path(program.argv[0]) if program.mode == "script" else Path.cwd()
     return Zygote.start(node=options.node_name, preload=options.preload, path=(path,), env=env)
+
+
+def search_path(script: str) -> Path:
+    """The folder in which Python looks first for what `script` imports. It may be a folder itself."""
+    path = Path(script).resolve()
+    return path if path.is_dir() else path.parent
 
 
 def own_hub_folder(options: LaunchOptions) -> Path:

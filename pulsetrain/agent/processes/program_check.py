@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from pathlib import Path
 
 from pulsetrain.agent.processes.rank import Program
 from pulsetrain.core.errors import UsageError
@@ -15,12 +16,20 @@ def check_program(program: Program, flag: str = "") -> None:
     The message begins with `flag`.
     """
     name = program.argv[0]
-    if program.mode == "script" and not (program.cwd / name).is_file():
-        raise UsageError(f"{flag}script {name!r}: no such file")
+    if program.mode == "script":
+        _check_script(program.cwd / name, f"{flag}script {name!r}")
     if program.mode == "exec" and shutil.which(name) is None:
         raise UsageError(f"{flag}program {name!r}: not found; with --no-python give a path or a name in PATH")
     if program.mode == "module" and not _importable(name, program):
         raise UsageError(f"{flag}module {name!r}: not found from {program.cwd}")
+
+
+def _check_script(path: Path, named: str) -> None:
+    if path.is_dir():
+        if not (path / "__main__.py").is_file():
+            raise UsageError(f"{named}: a folder without a __main__.py")
+    elif not path.is_file():
+        raise UsageError(f"{named}: no such file")
 
 
 def _importable(module: str, program: Program) -> bool:

@@ -40,7 +40,9 @@ class Program:
     @property
     def name(self) -> str:
         """What a job of it is called: a script's name without its ending, and a module's whole name."""
-        return self.argv[0] if self.mode == "module" else Path(self.argv[0]).stem
+        if self.mode == "module":
+            return self.argv[0]
+        return Path(self.argv[0]).stem or (self.cwd / self.argv[0]).resolve().name
 
     def updated(self, update: ProgramUpdate) -> Program:
         """The same after an update."""
