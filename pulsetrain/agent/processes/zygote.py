@@ -146,8 +146,17 @@ class Zygote:
         """Start it and return at once. `wait_ready` waits for its imports."""
         ours, theirs = packets.pair()
         options = ZygoteOptions(node=node, preload=list(preload), path=[str(p) for p in path])
+        safe_path = ["-P"] if sys.flags.safe_path else []  # which may come from our own command line
         process = subprocess.Popen(
-            [sys.executable, "-c", BOOT, str(theirs.fileno()), str(os.getpid()), json.dumps(options)],
+            [
+                sys.executable,
+                *safe_path,
+                "-c",
+                BOOT,
+                str(theirs.fileno()),
+                str(os.getpid()),
+                json.dumps(options),
+            ],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             env={k: v for k, v in env.items() if not _SECRETS.fullmatch(k)},

@@ -180,6 +180,20 @@ def ran(zygote, tmp_path):
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize("option", [["-P"], []])
+def test_a_safe_path_that_python_was_told_of_holds_for_ranks_too(option):
+    code = (
+        "from pulsetrain.agent.processes import zygote\n"
+        "zygote.BOOT = 'import sys; sys.exit(40 + sys.flags.safe_path)'\n"
+        "print(zygote.Zygote.start()._process.wait())"
+    )
+    environ = {**os.environ, "PYTHONPATH": os.getcwd()}
+    command = [sys.executable, *option, "-c", code]
+    done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=False)
+    assert done.stdout == f"{40 + len(option)}\n"
+
+
+@pytest.mark.integration
 def test_it_is_single_threaded_so_that_a_fork_is_safe(zygote):
     ours = {"python", "python3", Path(sys.executable).name[:15]}
     tasks = (Path("/proc") / str(zygote.pid) / "task").iterdir()

@@ -28,6 +28,13 @@ def test_the_users_modules_are_found_first_in_the_users_folder(tmp_path):
     assert NVML not in os.environ
 
 
+def test_a_rank_searches_the_users_folder_only_where_its_script_says_so(tmp_path):
+    """It is put there when the script runs, and not at all with PYTHONSAFEPATH."""
+    before = list(sys.path)
+    zygote_main.preload(["json"], [str(tmp_path)])
+    assert sys.path == before
+
+
 def test_a_setting_of_the_users_own_stays(monkeypatch):
     monkeypatch.setenv(NVML, "0")
     zygote_main.preload([], [])
