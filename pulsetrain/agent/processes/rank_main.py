@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from pkgutil import get_importer, read_code  # as runpy tells compiled scripts
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pulsetrain.agent.processes.zygote_protocol import CallRequest, ForkRequest, SpawnRequest
 from pulsetrain.core.process_title import set_process_title, set_short_name
@@ -71,18 +71,26 @@ def _end_by(signum: int) -> None:
 
 
 def _close_archives() -> None:
-    """Close compressed files, archives and temporary files that the script left open, as the teardown would.
+    """Close tables, compressed files, archives and temporary files that the script left open.
 
-    They end with something that is written when they are closed.
+    The teardown would: they end with something that is written when they are closed.
     """
-    modules = ("gzip.GzipFile", "bz2.BZ2File", "lzma.LZMAFile", "zipfile.ZipFile")
-    named = [name.split(".") for name in (*modules, "tempfile._TemporaryFileCloser")]
-    kinds = tuple(getattr(sys.modules[module], kind) for module, kind in named if module in sys.modules)
+    tables = _imported("pyarrow.parquet.ParquetWriter", "h5py.File")  # may write into one of the others
+    archives = _imported("gzip.GzipFile", "bz2.BZ2File", "lzma.LZMAFile", "zipfile.ZipFile")
+    kinds = (*tables, *archives, *_imported("tempfile._TemporaryFileCloser"))
+    order = (tables, io.TextIOWrapper, kinds)
     found = [item for item in gc.get_objects() if issubclass(type(item), (io.TextIOWrapper, *kinds))]
-    for item in sorted(found, key=lambda item: not issubclass(type(item), io.TextIOWrapper)):
+    for item in sorted(found, key=lambda item: [issubclass(type(item), each) for each in order].index(True)):
         with contextlib.suppress(Exception):  # it may be closed, or its disk may be full
             if issubclass(type(item), kinds) or isinstance(item.buffer, kinds):
                 item.close()
+
+
+def _imported(*names: str) -> tuple[type[Any], ...]:
+    """Those of the classes that the script has imported."""
+    pairs = [name.rpartition(".")[::2] for name in names]
+    found = [getattr(sys.modules.get(module), kind, None) for module, kind in pairs]
+    return tuple(each for each in found if isinstance(each, type))
 
 
 def _flush_files() -> None:

@@ -1,12 +1,15 @@
 """How a rank ends and what it prints. Whole ranks are in test_zygote."""
 
 import atexit
+import gzip
+import io
 import os
 import signal
 import subprocess
 import sys
 import threading
 
+import pyarrow.parquet
 import pytest
 
 from pulsetrain.agent.processes import rank_main
@@ -184,6 +187,40 @@ def test_what_outlives_the_script_can_still_pickle_its_classes(tmp_path, mode, t
     done = run_as_a_rank(mode, target, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert {path.name for path in tmp_path.iterdir()} >= {"by_thread", "at_exit", "by_child"}
+
+
+TABLES = """
+import gzip
+import h5py, pyarrow, pyarrow.parquet
+
+table = pyarrow.table({"loss": [0.5]})
+writer = pyarrow.parquet.ParquetWriter("losses.parquet", table.schema)
+packed = pyarrow.parquet.ParquetWriter(gzip.open("losses.gz", "wb"), table.schema)
+for each in (writer, packed):
+    each.write_table(table)
+file = h5py.File("losses.h5", "w")
+"""
+H5PY = """
+import pathlib
+
+class File:
+    def __init__(self, name, mode):
+        self.name = name
+
+    def close(self):
+        pathlib.Path(self.name).write_text("whole")
+"""
+
+
+def test_tables_that_the_script_left_open_are_whole(tmp_path):
+    (tmp_path / "tables.py").write_text(TABLES)
+    (tmp_path / "h5py.py").write_text(H5PY)  # h5py is none of ours
+    done = run_as_a_rank("script", "tables.py", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    plain = (tmp_path / "losses.parquet").read_bytes()
+    for table in (plain, gzip.decompress((tmp_path / "losses.gz").read_bytes())):
+        assert pyarrow.parquet.read_table(io.BytesIO(table)).to_pydict() == {"loss": [0.5]}
+    assert (tmp_path / "losses.h5").read_text() == "whole"
 
 
 SEEN = "import sys; print(__name__, __file__, __package__, __spec__ and __spec__.name, sys.argv, sys.path[0])"
