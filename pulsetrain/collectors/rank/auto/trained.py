@@ -39,6 +39,7 @@ class TrainedState:
         self._buffers: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[int, Size]] = (
             weakref.WeakKeyDictionary()
         )
+        self._known: tuple[int, list[Size]] | None = None  # number of optimizers, sizes of their parameters
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped.
@@ -46,6 +47,7 @@ class TrainedState:
         ZeRO-3 gives its optimizer one flat buffer for each step and takes it out again. So a single parameter
         is remembered.
         """
+        self._known = None
         buffers = self._buffers.setdefault(optimizer, {})
         groups = [group["params"] for group in optimizer.param_groups if group["params"]]
         if len(groups) == 1 and len(groups[0]) == 1 and len(buffers) < BUFFERS:
@@ -56,23 +58,28 @@ class TrainedState:
 
         0 if no optimizer has stepped, or if nothing in `saved` looks like training state.
         """
-        parameters = self._sizes()
+        tensors = [t for t in tensors_in(saved) if t.is_floating_point()] if self._buffers else []
+        parameters = self._sizes() if tensors else []
         total = sum(p.local for p in parameters)
         if not total:
             return 0.0
         sizes = {p.local for p in parameters} | {p.whole for p in parameters}
-        tensors = [t for t in tensors_in(saved) if t.is_floating_point()]
         if _is_flat(parameters, total):  # a flat buffer is saved in pieces of other sizes
             return sum(map(local_elements, tensors)) / total
         return sum(local_elements(t) for t in tensors if t.numel() in sizes) / total
 
     def _sizes(self) -> list[Size]:
-        """Return the sizes of all parameters, each once."""
+        """Return the sizes of all parameters, each once. Between two steps the same."""
+        known, count = self._known, len(self._buffers)
+        if known is not None and known[0] == count:  # an optimizer may be gone
+            return known[1]
         found: dict[int, Size] = {}
         for optimizer, buffers in list(self._buffers.items()):
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             found.update({id(p): size(p) for p in parameters} or buffers)
-        return list(found.values())
+        sizes = list(found.values())
+        self._known = (count, sizes)
+        return sizes
 
 
 def size(parameter: torch.Tensor) -> Size:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from pulsetrain.collectors.rank.auto.trained import ALIKE, TrainedState, tensors_in
+from pulsetrain.collectors.rank.auto import trained
+from pulsetrain.collectors.rank.auto.trained import ALIKE, TrainedState, size, tensors_in
 
 
 def model():
@@ -126,6 +127,22 @@ def test_an_optimizer_that_is_gone_counts_no_more():
     state, optimizer = trained_by(*net.parameters())
     del optimizer
     assert state.share(net.state_dict()) == 0.0
+
+
+def test_parameters_are_sized_once_a_step_and_only_for_what_may_be_a_checkpoint(job, monkeypatch):
+    """Scripts save small things often, as one file for each sample."""
+    net, optimizer, state = job
+    sized = []
+    monkeypatch.setattr(trained, "size", lambda p: sized.append(p) or size(p))
+    for saved in ({"loss": 0.5}, {"tokens": torch.arange(160)}):
+        assert state.share(saved) == 0.0
+    assert sized == []
+    for _ in range(3):
+        assert state.share(net.state_dict()) == pytest.approx(1.0)
+    assert len(sized) == 4
+    state.add(optimizer)
+    assert state.share(net.state_dict()) == pytest.approx(1.0)
+    assert len(sized) == 8
 
 
 def test_each_tensor_is_yielded_once_also_in_circles():
