@@ -25,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from pulsetrain.checkpoint.copying import Copier, Pairs, copier_for
 from pulsetrain.checkpoint.early_changes import EarlyChanges, Watch
 from pulsetrain.checkpoint.memory.arena import ArenaWriter, SlotWriter, create_arena
-from pulsetrain.checkpoint.memory.header_page import NOWHERE
+from pulsetrain.checkpoint.memory.header_page import NOWHERE, is_arena
 from pulsetrain.checkpoint.memory.layout import Layout, encode_values
 from pulsetrain.checkpoint.memory.slots import Header
 from pulsetrain.checkpoint.peer_lag import PeerLag
@@ -49,6 +49,7 @@ that."""
 
 class Checkpointer:
     """Saves `state` into the agent's arena and restores it. Without an agent, the arena is private.
+    So it is in a process that a rank has started.
 
     `state` maps names to modules, optimizers, schedulers (anything with state_dict and load_state_dict),
     tensors, numbers and strings. Random generators are included unless `rng` is false. `every` skips the
@@ -74,13 +75,14 @@ class Checkpointer:
         """
         if every < 1:
             raise CheckpointError(f"every = {every}: allowed: 1 or more")
-        fd = _agents_arena(environ)
-        _refuse_second(fd)
+        environ = _of_this_process(environ)
+        _refuse_second(environ.get("PULSETRAIN_ARENA_FD"))
         self.state = state
         self._every = every
         self._blocking, self._replicated = blocking, replicated
         self._rng = RngState() if rng else None
-        self._identity = _Identity.of(environ, has_agent=fd is not None)
+        self._identity = _Identity.of(environ)
+        fd = environ.get("PULSETRAIN_ARENA_FD")
         own = create_arena() if fd is None else os.dup(int(fd))
         self._arena = ArenaWriter(own)
         if fd is None:
@@ -299,20 +301,22 @@ class Checkpointer:
         return SaveResult(step, skipped=reason)
 
 
-def _agents_arena(environ: Mapping[str, str]) -> str | None:
-    """The descriptor of the agent's arena. None without an agent, and in a program that a rank starts."""
-    fd = environ.get("PULSETRAIN_ARENA_FD")
-    if fd is None or process_handle().started_by_rank:
-        return None
-    try:
-        os.fstat(int(fd))
-    except OSError:  # the rank has kept it to itself
-        return None
-    return fd
-
-
 _open: weakref.WeakValueDictionary[str, Checkpointer] = weakref.WeakValueDictionary()
 """by the file descriptor of the agent's arena: whoever writes it in this process"""
+
+
+def _of_this_process(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment without what is a rank's alone, where this process is a rank's child.
+
+    It may have inherited the arena, as a child of `os.system` does, or not.
+    """
+    fd = environ.get("PULSETRAIN_ARENA_FD")
+    if fd is None or (is_arena(int(fd)) and not process_handle().started_by_rank):
+        return environ
+    log.warning(
+        "checkpoints_private", why="this process is a child of a rank, and its agent takes none of it"
+    )
+    return {k: v for k, v in environ.items() if k not in ("PULSETRAIN_ARENA_FD", "PULSETRAIN_RESTORE_STEP")}
 
 
 def _refuse_second(fd: str | None) -> None:
@@ -365,13 +369,13 @@ class _Identity(NamedTuple):
     has_agent: bool
 
     @classmethod
-    def of(cls, environ: Mapping[str, str], *, has_agent: bool) -> _Identity:
+    def of(cls, environ: Mapping[str, str]) -> _Identity:
         return cls(
             rank=int(environ.get("RANK", "0")),
             world=max(1, int(environ.get("WORLD_SIZE", "0"))),
             attempt=int(environ.get("PULSETRAIN_ATTEMPT", "0")),
-            restore_step=int(environ.get("PULSETRAIN_RESTORE_STEP", "-1")) if has_agent else -1,
-            has_agent=has_agent,
+            restore_step=int(environ.get("PULSETRAIN_RESTORE_STEP", "-1")),
+            has_agent="PULSETRAIN_ARENA_FD" in environ,
         )
 
 
