@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+from pulsetrain.collectors.rank.auto import untraced
+
 
 def call_after(owner: object, name: str, function: Callable[..., None], fault: Callable[[], None]) -> None:
     """Replace `owner.name` by itself followed by ``function(result, *args, **kwargs)``.
@@ -17,7 +19,10 @@ def call_after(owner: object, name: str, function: Callable[..., None], fault: C
     is_compiling = torch.compiler.is_compiling
     original: Callable[..., object] = getattr(owner, name)
 
+    untraced.hook(function)
+
     @functools.wraps(original)
+    @untraced.wrapper
     def wrapped(*args: object, **kwargs: object) -> object:
         result = original(*args, **kwargs)
         if not is_compiling():

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import ParamSpec, Protocol, TypeVar
 
+from pulsetrain.collectors.rank.auto import untraced
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -42,7 +44,10 @@ def wrap(owner: object, name: str, begin: Begin) -> None:
 def wrapped(original: Callable[P, T], begin: Begin) -> Callable[P, T]:
     """Return a function that does what `original` does. What it raises passes without a frame of ours."""
 
+    untraced.hook(begin)
+
     @functools.wraps(original)
+    @untraced.wrapper
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         seen = begin(args, kwargs)
         try:

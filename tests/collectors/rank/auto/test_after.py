@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from pulsetrain.collectors.rank.auto.after import call_after
 
@@ -37,3 +40,20 @@ def test_our_fault_is_counted_and_the_scripts_is_its_own(engine):
 def test_a_name_that_is_not_there_is_said(engine):
     with pytest.raises(AttributeError):
         call_after(engine, "stop", print, print)
+
+
+def test_ours_comes_after_in_a_compiled_function_that_has_a_graph_break_too():
+    def work(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return x + 1
+
+    library, seen = SimpleNamespace(work=work), []
+    call_after(library, "work", lambda result, *_: seen.append(float(result)), seen.clear)
+
+    @torch.compile(backend="eager")
+    def step(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return library.work(x) * 2
+
+    assert [float(step(torch.tensor(n))) for n in (1.0, 2.0, 3.0)] == [4.0, 6.0, 8.0]
+    assert seen == [2.0, 3.0, 4.0]
