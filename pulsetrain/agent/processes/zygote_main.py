@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -113,26 +113,19 @@ def preload(modules: Sequence[str], path: Sequence[str]) -> float:
             importlib.import_module(module)
     if cache is None:
         os.environ.pop(_INDUCTOR_CACHE, None)  # torch sets it, and a script's `setdefault` would do nothing
-    with _searched(path):
+    sys.path[:0] = path
+    try:
         for module in modules:
             importlib.import_module(module)
+    finally:  # what a rank searches first is decided when its script runs
+        for folder in path:
+            with contextlib.suppress(ValueError):  # a module of the user's may have taken it out
+                sys.path.remove(folder)
     if set_by_us:
         os.environ.pop(_NVML_CHECK, None)
     gc.collect()
     gc.freeze()
     return time.perf_counter() - start_s
-
-
-@contextlib.contextmanager
-def _searched(path: Sequence[str]) -> Iterator[None]:
-    """Search `path` first for a while. What a rank searches first is decided when its script runs."""
-    sys.path[:0] = path
-    try:
-        yield
-    finally:
-        for folder in path:
-            with contextlib.suppress(ValueError):  # a module of the user's may have taken it out
-                sys.path.remove(folder)
 
 
 class RequestLoop:
