@@ -23,6 +23,7 @@ from pulsetrain.recovery import (
     replays,
     responses,
     resume_nodes,
+    returning,
     scheduling,
     standby_care,
     survivors,
@@ -76,6 +77,7 @@ async def _stop(job: JobState, nodes: Sequence[Node], reason: str) -> list[str]:
     async def stop(node: Node) -> Reply:
         return await job.ask(node, survivors.stop_command(job, reason), wake_s)
 
+    job.attempt.stopped |= bool(nodes)
     replies = await asyncio.gather(*map(stop, nodes))
     survivors.note_parked(job, replies)
     late_ranks.note_refusals(job, replies)
@@ -108,7 +110,8 @@ async def check(job: JobState) -> Outcome:
     members, fault = job.members, job.recovery.fault if job.recovery else None
     going = fault.node if fault is not None and _by_policy(fault) else ""
     await resume_nodes.checked_first(job)
-    here = [n for n in members.active() + members.standbys() if n.name != going]
+    active = [] if returning.awaited(job) else members.active()
+    here = [n for n in active + members.standbys() if n.name != going]
     nodes = [n for n in here if resume_nodes.may_be_checked(job, n)]
     level, why_level = _check_level(job, fault)
     thorough = LEVELS[level] if level else None
@@ -145,7 +148,7 @@ async def check(job: JobState) -> Outcome:
         job.recovery.checked_ns = job.now_ns()
     await _back_off(job)
     elasticity.after_stop(job)
-    if away_state.awaited(job):
+    if away_state.awaited(job) or returning.awaited(job):
         return Event.SHORT
     return Event.QUORUM if members.enough(job.resizing.size, forming=False) else Event.SHORT
 
@@ -290,7 +293,7 @@ async def replace(job: JobState) -> Outcome:
         job.hangs.forget_another_run()
     if job.phase is Phase.STARTING:
         elasticity.take_size(job)
-    if job.phase is Phase.WAITING and away_state.awaited(job):
+    if job.phase is Phase.WAITING and (away_state.awaited(job) or returning.awaited(job)):
         return None  # who comes back takes its place again, with the state that it has in memory
     before = members.active()
     for promotion in members.fill_world(job.resizing.size, job.resizing.sizes):

@@ -22,6 +22,7 @@ from pulsetrain.recovery import (
     moving,
     rank_view,
     responses,
+    returning,
     saves,
     scheduling,
     shared_links,
@@ -132,9 +133,12 @@ class Job:
                 f"node {hello.node!r} is already connected (pid {node.hello.pid}); give --node another name"
             )
         self._joined_s = self._services.clock.monotonic_s()
-        if node is None or node.state in GONE or not same_agent:
+        unharmed = node is not None and returning.is_unharmed(self._state, node, hello)
+        if node is None or not same_agent or (node.state in GONE and not unharmed):
             return self._join(hello, send, node)
         node.reconnect(hello, send, self._joined_s)
+        if unharmed:
+            node.state, node.reason = NodeState.ACTIVE, ""
         if self._state.phase is Phase.PREEMPTED:
             late_ranks.take_note(self._state, node)
         saves.tell_again(self._state, node)
@@ -183,7 +187,7 @@ class Job:
     def _rank_exited(self, exit_: RankExit) -> None:
         """Note an exit. It is no fault if the job itself stopped the rank, or if a node is leaving."""
         state, attempt = self._state, self._state.attempt
-        if state.phase is Phase.FORMING or late_ranks.are_awaited(state):
+        if state.phase is Phase.FORMING or late_ranks.are_awaited(state) or returning.awaited(state):
             attempt.early_exits[exit_.rank] = exit_
         if exit_.attempt != attempt.number or node_of(state.members.world, exit_.rank) != exit_.node:
             return
@@ -215,7 +219,14 @@ class Job:
         if not late:
             policy, starting = self._services.policy, liveness.is_starting(state)
             running = state.phase is Phase.RUNNING and not starting
-            overdue = liveness.overdue(state.members, policy, now_s, starting=starting, running=running)
+            overdue = liveness.overdue(
+                state.members,
+                policy,
+                now_s,
+                starting=starting,
+                running=running,
+                launched=liveness.has_launched(state),
+            )
             for node, reason in overdue:
                 self._lose(node, reason)
         if state.works_without_steps() or state.adopted_under_way():
@@ -240,7 +251,12 @@ class Job:
         found = late_ranks.running(state)
         if found is not None:
             self._adopt_found(found)
-        match liveness.gathered(state, quiet_s=now_s - self._joined_s):
+        quiet_s = now_s - self._joined_s
+        if returning.awaited(state):
+            self._look_who_is_back(quiet_s)
+        match liveness.gathered(state, quiet_s=quiet_s):
+            case Event.ADOPTED if state.phase is Phase.WAITING:
+                self._go_on()
             case Event.ADOPTED:
                 self._adopt()
             case Event.QUORUM:
@@ -415,6 +431,26 @@ class Job:
             if member.node not in state.members.nodes:
                 reason = "did not report to the new hub"
                 self._loop.report(faults.node_lost(member.node, reason, number, state.now_ns()))
+
+    def _look_who_is_back(self, quiet_s: float) -> None:
+        """End ranks that were not ended so far, once it is clear that the rest of their world is gone."""
+        state = self._state
+        late = quiet_s > self._services.policy.adopt_timeout_s and not returning.all_back(state)
+        if late or returning.are_hopeless(state):
+            state.attempt.stopped = True
+            for node in returning.still_running(state):
+                self._services.background.once("clear", actions.clear_node(state, node))
+
+    def _go_on(self) -> None:
+        """All nodes that were given up are back, and nobody has stopped their ranks. Nothing was lost."""
+        state = self._state
+        state.recovery = None
+        state.write("adopted", {"world": [m.node for m in state.members.world]})
+        self._loop.post(Event.ADOPTED)
+        early, state.attempt.early_exits = state.attempt.early_exits, {}
+        for exit_ in early.values():
+            if exit_.attempt == state.attempt.number:
+                self._take_exit(exit_)
 
     def _end_if_all_leave(self) -> None:
         state = self._state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pulsetrain.recovery import away_state, elasticity
+from pulsetrain.recovery import away_state, elasticity, returning
 from pulsetrain.recovery.membership import Membership
 from pulsetrain.recovery.nodes import GONE, Node
 from pulsetrain.recovery.policy import Policy
@@ -18,6 +18,11 @@ MOVING_GRACE_S = 2.5
 """For a connection that closed while the job trains on: a firewall may have reset it."""
 
 
+def has_launched(job: JobState) -> bool:
+    """Whether the nodes of the world were told to run ranks, and not to end them."""
+    return job.phase in (Phase.STARTING, Phase.RUNNING) and job.attempt.image is None
+
+
 def is_starting(job: JobState) -> bool:
     """Whether the job forms, or its attempt has not done a step."""
     if job.phase in (Phase.STARTING, Phase.RUNNING):
@@ -26,19 +31,33 @@ def is_starting(job: JobState) -> bool:
 
 
 def overdue(
-    members: Membership, policy: Policy, now_s: float, *, starting: bool = False, running: bool = False
+    members: Membership,
+    policy: Policy,
+    now_s: float,
+    *,
+    starting: bool = False,
+    running: bool = False,
+    launched: bool = False,
 ) -> Iterator[tuple[Node, str]]:
     """Nodes that count as lost now, each with the reason. `starting`: the job has done no step yet.
 
     `running`: its ranks train. While those of other nodes move, a connection that closed is no lost node yet.
+    `launched`: its nodes were told to run ranks. Where nobody is heard then, it is rather the hub that is cut
+    off, and a connection that closed is no lost node either.
     """
     silence = Silence(members, policy, now_s, starting=starting)
+    cut_off = members.cut_off.look(nobody=launched and silence.nobody_heard, now_s=now_s)
     for node in silence.doubtful():
-        if node.state in GONE:
+        if node.state in GONE or (cut_off and node.leaving is None and _may_return(node, silence)):
             continue
         reason = _overdue(node, silence, policy, now_s, running=running)
         if reason:
             yield node, reason
+
+
+def _may_return(node: Node, silence: Silence) -> bool:
+    """Whether it is too early to give up a node that went silent together with all others."""
+    return not silence.nobody_heard or not silence.is_too_long(node)
 
 
 def _overdue(node: Node, silence: Silence, policy: Policy, now_s: float, *, running: bool) -> str:
@@ -72,6 +91,8 @@ def gathered(job: JobState, *, quiet_s: float) -> Event | None:
     policy = job.services.policy
     if job.phase not in (Phase.FORMING, Phase.WAITING):
         return None
+    if job.phase is Phase.WAITING and returning.awaited(job):
+        return Event.ADOPTED if returning.all_back(job) else None
     if job.phase is Phase.FORMING and job.members.restoring():
         return None
     running = [n for n in job.members.nodes.values() if n.usable and n.hello.attempt >= 0]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pulsetrain.protocol.late_rows import column
 from pulsetrain.protocol.messages import NOT_READ, Held, Hello, RankStatus, WorldNode
 from pulsetrain.recovery import world, world_sizes
+from pulsetrain.recovery.cut_off import CutOff
 from pulsetrain.recovery.memory import WorldMemory
 from pulsetrain.recovery.nodes import GONE, Node, NodeState
 from pulsetrain.recovery.shard_plan import KnownShards
@@ -28,7 +29,8 @@ class Membership:
 
     `before` is the world that an earlier hub launched last, None where there was none. `allowed` are those
     that the pool lets the job use, None for all. `chosen` are those that a person wants for the next launch,
-    None for any. `shards` knows which part of a sharded state each rank has.
+    None for any. `shards` knows which part of a sharded state each rank has. `cut_off` knows whether the hub
+    hears anybody.
     """
 
     def __init__(self) -> None:
@@ -39,6 +41,7 @@ class Membership:
         self.allowed: frozenset[str] | None = None
         self.chosen: frozenset[str] | None = None
         self.shards = KnownShards()
+        self.cut_off = CutOff()
 
     @property
     def world_size(self) -> int:

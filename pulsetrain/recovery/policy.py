@@ -24,14 +24,14 @@ class Policy:
     Twice the longest silence that a node survived counts instead, if that is longer. So do two and a half
     times the longest `agent.heartbeat_s` of the job's nodes."""
     silent_node_s: float = 30.0
-    """A connected node that is silent for this long is lost, whatever the other nodes do."""
+    """A node that is silent for this long is lost, whatever the other nodes do."""
     starting_silence_s: float = 15.0
     """The same before the first step of an attempt, and before the first world: machines are busy then.
 
     A node whose connection closes is lost as at any other time."""
     reconnect_grace_s: float = 1.0
     """A node whose connection closed is lost unless it is back within this time, or within 2.5 s while the
-    ranks of other nodes train on."""
+    ranks of other nodes train on. Where no node of the job is heard, all have `silent_node_s`."""
     settle_s: float = 0.5
     """A job forms when enough nodes joined and none joined for this long, so that rank order is stable."""
     adopt_timeout_s: float = 10.0

@@ -50,15 +50,31 @@ class Silence:
         if silent_s <= self._least_s or silent_s <= self._limit_s:
             return ""
         reason = f"no heartbeat for {silent_s:.1f} s"
-        if node.state is not NodeState.ACTIVE or silent_s > max(self._policy.silent_node_s, self._beats_s):
+        if node.state is not NodeState.ACTIVE or self.is_too_long(node):
             return reason
         return reason if self._others_stand_still(node) else ""
+
+    @cached_property
+    def nobody_heard(self) -> bool:
+        """Whether the job has a world, and no node of it nor a standby is heard."""
+        if self._any_heard(self._least_s):  # the first of thousands, several times a second
+            return False
+        active = any(node.state is NodeState.ACTIVE for node in self._members.nodes.values())
+        return active and not self._any_heard(self._limit_s)
+
+    def is_too_long(self, node: Node) -> bool:
+        """Whether nothing was heard of the node for so long that it is lost whatever others do."""
+        return self._now_s - node.heard_s > max(self._policy.silent_node_s, self._beats_s)
 
     def others_move(self, node: Node) -> bool:
         """Return whether ranks of other nodes train on, so that those of this one do as well."""
         if node.state is not NodeState.ACTIVE:
             return False
         return any(name != node.name for _, name in self._quickest) and not self._others_stand_still(node)
+
+    def _any_heard(self, limit_s: float) -> bool:
+        heard_s = self._now_s - limit_s
+        return any(node.usable and node.heard_s >= heard_s for node in self._members.nodes.values())
 
     @cached_property
     def _limit_s(self) -> float:

@@ -105,14 +105,14 @@ class JobSnapshot:
 
     @property
     def silent_s(self) -> float:
-        """Age of the newest heartbeat of the active nodes, 0 where there is none."""
-        ages = [n.heartbeat_age_s for n in self.active() if n.heartbeat is not None]
+        """Age of the newest heartbeat of the world's nodes that are not gone, 0 where there is none."""
+        ages = [n.heartbeat_age_s for n in self._kept() if n.heartbeat is not None]
         return min(ages, default=0.0)
 
     @property
     def usual_silence_s(self) -> float:
         """How old that may be by what the agents say: they report each second unless they are told else."""
-        return USUAL_HEARTBEATS * max((n.hello.heartbeat_ns for n in self.active()), default=0) / 1e9
+        return USUAL_HEARTBEATS * max((n.hello.heartbeat_ns for n in self._kept()), default=0) / 1e9
 
     def node_of(self, rank: int) -> str:
         """The node that runs `rank`, "" where none does."""
@@ -126,6 +126,9 @@ class JobSnapshot:
     def _world_nodes(self) -> Sequence[NodeSnapshot]:
         by_name = {n.name: n for n in self.nodes}
         return tuple(by_name[m.node] for m in self.world if m.node in by_name)
+
+    def _kept(self) -> list[NodeSnapshot]:
+        return [n for n in self.world_nodes() if n.state not in GONE]
 
     def active(self) -> list[NodeSnapshot]:
         """Nodes of the world that can be given commands."""

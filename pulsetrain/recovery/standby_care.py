@@ -14,7 +14,7 @@ from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from pulsetrain.diagnostics.node_check import LEVELS
-from pulsetrain.recovery import arithmetic_checks, checks, scheduling
+from pulsetrain.recovery import arithmetic_checks, checks, returning, scheduling
 from pulsetrain.recovery.checks import CheckReport
 from pulsetrain.recovery.memory import NodeMemory
 from pulsetrain.recovery.nodes import Node
@@ -102,7 +102,8 @@ async def check(job: JobState, nodes: list[Node]) -> None:
 
     One that lost its connection meanwhile is checked again when it is back. Its machine has not failed.
     """
-    stopped = job.members.active() if job.phase is Phase.WAITING else []
+    stands = job.phase is Phase.WAITING and not returning.awaited(job)
+    stopped = job.members.active() if stands else []
     beside = _partners(job, stopped, len(nodes))
     everybody = [*nodes, *beside]
     report = await checks.run(

@@ -102,7 +102,8 @@ def _table() -> dict[tuple[Phase, Event], Transition]:
         (Phase.PREEMPTING, Event.STOPPED): Transition(Phase.PREEMPTED, (Action.REST,)),
         (Phase.PREEMPTED, Event.RESUME): Transition(Phase.CHECKING, (Action.CHECK,)),
     }
-    table[Phase.PREEMPTED, Event.ADOPTED] = table[Phase.FORMING, Event.ADOPTED]  # its ranks run after all
+    for phase in (Phase.PREEMPTED, Phase.WAITING):  # its ranks run after all
+        table[phase, Event.ADOPTED] = table[Phase.FORMING, Event.ADOPTED]
     table[Phase.STARTING, Event.PREEMPT] = table[Phase.RUNNING, Event.PREEMPT]  # nothing could be restored
     for phase in (Phase.FORMING, Phase.WAITING):
         table[phase, Event.PREEMPT] = Transition(Phase.PREEMPTED, (Action.REST,))

@@ -1,0 +1,124 @@
+"""Nodes that were given up and come back with ranks that nobody has ended."""
+
+from pulsetrain.protocol.messages import SelfCheck, Start, Stop
+from pulsetrain.recovery.nodes import NodeState
+from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.transitions import Phase
+from tests.recovery.fakes import Fleet, run
+
+
+async def _given_up(nodes="ab", **fleet_options):
+    """All nodes of the world are lost, and the job waits. Their ranks train on."""
+    fleet = Fleet(nodes, **fleet_options)
+    await fleet.form()
+    for number, name in enumerate("ab"):
+        fleet.agents[name].complete(9, peer_of=(2 - 2 * number, 3 - 2 * number))
+    for name in "ab":
+        fleet.agents[name].drop(moves=True)
+    for _ in range(62):
+        for name in nodes[2:]:
+            fleet.agents[name].send_heartbeat()
+        await fleet.settle(0.5)
+    assert fleet.job.phase is Phase.WAITING
+    return fleet
+
+
+async def _back(fleet, name, **changes):
+    fleet.agents[name].reconnect(**{"attempt": 0, "node_rank": "ab".index(name), **changes})
+    fleet.agents[name].send_heartbeat()
+    await fleet.settle(0.3)
+
+
+def _of(fleet, kind):
+    return [command for name in "ab" for command in fleet.of(name, kind)]
+
+
+def test_ranks_are_taken_over_where_they_are_though_a_standby_was_heard_all_the_time():
+    """The job waited for what its nodes have in memory, so that the standby was not promoted."""
+
+    async def scenario():
+        fleet = await _given_up("abz")
+        await _back(fleet, "b")
+        assert fleet.job.phase is Phase.WAITING
+        await _back(fleet, "a")
+        await fleet.settle(0.3)
+        job = fleet.job
+        assert (job.phase, job.attempt, job.fault) == (Phase.RUNNING, 0, None)
+        assert [member.node for member in job.world] == ["a", "b"]
+        assert not [*_of(fleet, Stop), *_of(fleet, SelfCheck)]
+        assert fleet.journal.last("adopted")["detail"] == {"world": ["a", "b"]}
+        assert fleet.journal.kinds().count("adopted") == 1
+
+    run(scenario)
+
+
+def test_one_that_comes_back_alone_waits_for_the_others_and_then_starts_anew():
+    async def scenario():
+        fleet = await _given_up(policy=Policy(adopt_timeout_s=10.0, lost_state_wait_s=0.0), sizes=(1, 1))
+        await _back(fleet, "a")
+        for _ in range(18):
+            await fleet.settle(0.5)
+            fleet.agents["a"].send_heartbeat()
+        assert not _of(fleet, Stop)
+        assert fleet.job.phase is Phase.WAITING
+        for _ in range(6):
+            await fleet.settle(0.5)
+            fleet.agents["a"].send_heartbeat()
+        assert len(fleet.of("a", Stop)) == 1
+        assert (fleet.job.phase, [m.node for m in fleet.job.world]) == (Phase.RUNNING, ["a"])
+
+    run(scenario)
+
+
+def test_one_beside_a_new_agent_does_not_wait():
+    async def scenario():
+        fleet = await _given_up()
+        await _back(fleet, "a")
+        fleet.agents["b"] = fleet.join("b", pid=77)
+        await fleet.settle(0.1)
+        assert len(fleet.of("a", Stop)) == 1
+        await fleet.settle(0.6)
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 1)
+        assert len(_of(fleet, Start)) == 3
+
+    run(scenario)
+
+
+def test_ranks_of_another_attempt_are_ended():
+    async def scenario():
+        fleet = await _given_up()
+        await _back(fleet, "a", attempt=7)
+        assert len(fleet.of("a", Stop)) == 1
+        assert fleet.node("a").state is NodeState.STANDBY
+
+    run(scenario)
+
+
+def test_a_rank_that_failed_meanwhile_stops_the_job_once_it_was_taken_over():
+    async def scenario():
+        fleet = await _given_up()
+        await _back(fleet, "a")
+        fleet.agents["a"].rank_exits(0, -9)
+        await _back(fleet, "b")
+        for _ in range(3):
+            await fleet.settle(0.5)
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 1)
+        assert fleet.journal.last("recovery")["detail"]["culprit"] == "rank 0"
+
+    run(scenario)
+
+
+def test_a_hub_that_only_observes_leaves_a_node_alone_that_was_away():
+    async def scenario():
+        fleet = Fleet("abz", policy=Policy(observe_only=True))
+        await fleet.form()
+        fleet.agents["b"].drop()
+        for _ in range(3):
+            fleet.agents["a"].send_heartbeat()
+            await fleet.settle(1.0)
+        assert fleet.node("b").state is NodeState.LOST
+        await _back(fleet, "b")
+        assert fleet.node("b").state is NodeState.ACTIVE
+        assert not fleet.of("b", Stop)
+
+    run(scenario)
