@@ -424,6 +424,9 @@ class Job:
         state.write("adopted", {"world": [m.node for m in state.members.world]})
         self._loop.post(Event.ADOPTED)
         moving.take_over(state)
+        for node in state.members.reserves():
+            if node.hello.attempt >= 0:
+                self._services.background.once("clear", actions.clear_node(state, node))
         for exit_ in state.attempt.early_exits.values():
             if exit_.attempt == number and node_of(state.members.world, exit_.rank) == exit_.node:
                 self._take_exit(exit_)

@@ -95,7 +95,7 @@ def gathered(job: JobState, *, quiet_s: float) -> Event | None:
         return Event.ADOPTED if returning.all_back(job) else None
     if job.phase is Phase.FORMING and job.members.restoring():
         return None
-    running = [n for n in job.members.nodes.values() if n.usable and n.hello.attempt >= 0]
+    running = [n for n in job.members.newest_running() if n.usable]
     if job.phase is Phase.FORMING and running:
         patience_s = policy.settle_s if job.members.all_back() else policy.adopt_timeout_s
         enough = len(running) >= job.members.attempt_nodes(job.nnodes) or quiet_s > patience_s

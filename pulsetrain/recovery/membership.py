@@ -160,9 +160,13 @@ class Membership:
 
     def attempt_nodes(self, count: int) -> int:
         """Number of nodes of the newest attempt that agents report, `count` where they do not say it."""
-        hellos = [n.hello for n in self.present() if n.hello.attempt >= 0]
-        newest = max((hello.attempt for hello in hellos), default=-1)
-        return max((h.world_nodes for h in hellos if h.attempt == newest), default=0) or count
+        return max((n.hello.world_nodes for n in self.newest_running()), default=0) or count
+
+    def newest_running(self) -> list[Node]:
+        """Nodes that run the newest attempt that agents report. One of an older attempt was replaced."""
+        running = [n for n in self.present() if n.hello.attempt >= 0]
+        newest = max((n.hello.attempt for n in running), default=-1)
+        return [n for n in running if n.hello.attempt == newest]
 
     def restoring(self) -> bool:
         """Whether a node has told this hub that it brings ranks back from their image, and still does."""
@@ -203,17 +207,16 @@ class Membership:
         A node rank of which no agent has reported gets the name of its node, where an earlier hub has kept it
         and no agent of that name is here, else one that no agent has.
         """
-        running = [n for n in self.present() if n.hello.attempt >= 0]
-        attempt = max(n.hello.attempt for n in running)
-        hellos = {n.hello.node_rank: n.hello for n in running if n.hello.attempt == attempt}
-        nproc = running[0].hello.nproc_per_node
+        running = self.newest_running()
+        hellos = {n.hello.node_rank: n.hello for n in running}
+        attempt, nproc = running[0].hello.attempt, running[0].hello.nproc_per_node
         self.world = tuple(
             world.world_node(hellos[r], r)
             if r in hellos
             else world.unknown_node(r, nproc, self._was(r, attempt))
             for r in range(count)
         )
-        for node in running:
+        for node in self._world_nodes():
             node.state = NodeState.ACTIVE
         self._tell_ranks()
         return attempt

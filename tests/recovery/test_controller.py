@@ -160,6 +160,23 @@ def test_a_node_that_died_while_the_hub_was_away_is_replaced_after_adoption():
     run(scenario)
 
 
+def test_a_node_with_ranks_of_an_older_attempt_takes_nobodys_place_under_a_new_hub():
+    async def scenario():
+        fleet = Fleet("")
+        fleet.agents["a"] = fleet.join("a", attempt=5, node_rank=0, world_nodes=2)
+        fleet.agents["x"] = fleet.join("x", attempt=4, node_rank=1, world_nodes=2)
+        await fleet.settle(0.3)
+        fleet.agents["b"] = fleet.join("b", attempt=5, node_rank=1, world_nodes=2)
+        await fleet.settle(0.3)
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 5)
+        assert [member.node for member in fleet.job.world] == ["a", "b"]
+        assert fleet.job.fault is None
+        assert (fleet.node("x").state, len(fleet.of("x", Stop))) == ("standby", 1)
+        assert not [*fleet.of("a", Stop), *fleet.of("b", Stop)]
+
+    run(scenario)
+
+
 def test_two_live_agents_may_not_share_a_name():
     async def scenario():
         fleet = Fleet("a")
