@@ -7,12 +7,20 @@ hub that stood still or was cut off, is never carried out, whatever the clocks o
 from __future__ import annotations
 
 from pulsetrain.core.clock import Clock
-from pulsetrain.protocol.messages import Command, Confirm, Confirmed, DumpStacks, Ping, ReadRas, Reply
+from pulsetrain.protocol.messages import (
+    UNCONFIRMED,
+    Command,
+    Confirm,
+    Confirmed,
+    DumpStacks,
+    Ping,
+    ReadRas,
+    Reply,
+)
 
 ANSWER_S = 5.0
 """Longer than a lease: a hub that cannot ask the store for so long leads no more."""
 HARMLESS = (Ping, DumpStacks, ReadRas)
-UNCONFIRMED = "nothing done: the hub did not show that it leads"
 
 
 class LeadCheck:

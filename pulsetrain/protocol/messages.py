@@ -254,6 +254,10 @@ NOT_READ = -2
 """in the place of an attempt: storage was not read yet"""
 
 
+UNCONFIRMED = "nothing done: the hub did not show that it leads"
+"""Error of a reply to a command that the agent did not carry out for that reason. It may be asked again."""
+
+
 LOAD_CPU_S = "load_cpu_s"
 """Gauge of a heartbeat: processor time that the agent has used to load checkpoints, since it began."""
 

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from enum import StrEnum
 
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.protocol.late_rows import column
-from pulsetrain.protocol.messages import LOAD_CPU_S, Command, Heartbeat, Hello, Leaving, Reply, Start, encode
+from pulsetrain.protocol.messages import (
+    LOAD_CPU_S,
+    UNCONFIRMED,
+    Command,
+    Heartbeat,
+    Hello,
+    Leaving,
+    Reply,
+    Start,
+    encode,
+)
 from pulsetrain.recovery.agent_process import AgentProcess
 
 Send = Callable[[str], Awaitable[None]]
@@ -21,6 +32,11 @@ USUAL_HEARTBEATS = 2.5
 
 CLOSED, NOT_CONNECTED, NO_ANSWER = "connection closed", "not connected", "no answer"
 
+ASK_TRIES, ASK_AGAIN_S = 3, 0.5
+"""For a command that an agent refused because its hub did not show that it leads. One that leads soon can."""
+FIRST_ID_AGAIN = 2**32
+"""Ids of commands that are sent again. Jobs count theirs from 1."""
+
 LOADS_S = 0.1
 """Processor time by which a load must have gone on so that the launch is waited for once more.
 
@@ -30,11 +46,11 @@ LONGEST_LOAD_S = 4 * 3600.0
 
 
 def was_reached(reply: Reply) -> bool:
-    """Whether the node had a connection until it answered, or until its time was up.
+    """Whether the node had a connection until it answered, or until its time was up, and did what was asked.
 
-    Without one a reply says nothing about the machine.
+    Else a reply says nothing about the machine.
     """
-    return not reply.error.startswith((CLOSED, NOT_CONNECTED))
+    return not reply.error.startswith((CLOSED, NOT_CONNECTED, UNCONFIRMED))
 
 
 class NodeState(StrEnum):
@@ -88,6 +104,7 @@ class Node:
         self.closed_s: float | None = None
         self._send: Send | None = send
         self._pending: dict[int, asyncio.Future[Reply]] = {}
+        self._ids_again = itertools.count(FIRST_ID_AGAIN)
 
     @property
     def connected(self) -> bool:
@@ -173,7 +190,18 @@ class Node:
         """Send `command` and wait for its reply. A timeout or a lost connection is a reply with an error.
 
         The time of a launch begins again while its agent says that it loads a checkpoint and goes on with it.
+        An agent that refused because the hub did not show that it leads is asked again.
         """
+        reply = await self._ask_once(command, timeout_s)
+        for _ in range(ASK_TRIES - 1):
+            if reply.error != UNCONFIRMED:
+                break
+            await asyncio.sleep(ASK_AGAIN_S)
+            again = replace(command, id=next(self._ids_again))  # a late answer is of the first one
+            reply = replace(await self._ask_once(again, timeout_s), id=command.id)
+        return reply
+
+    async def _ask_once(self, command: Command, timeout_s: float) -> Reply:
         if self._send is None:
             return Reply(id=command.id, node=self.name, error=NOT_CONNECTED)
         loop = asyncio.get_running_loop()

@@ -2,8 +2,18 @@
 
 import pytest
 
-from pulsetrain.agent.lead_check import UNCONFIRMED, LeadCheck
-from pulsetrain.protocol.messages import Confirm, Confirmed, DumpStacks, Leave, Ping, ReadRas, Reply, Stop
+from pulsetrain.agent.lead_check import LeadCheck
+from pulsetrain.protocol.messages import (
+    UNCONFIRMED,
+    Confirm,
+    Confirmed,
+    DumpStacks,
+    Leave,
+    Ping,
+    ReadRas,
+    Reply,
+    Stop,
+)
 from tests.hub.fakes import Clock
 
 STOP = Stop(id=4, reason="a rank died")

@@ -6,11 +6,19 @@ import pytest
 
 from pulsetrain.agent.hub_connection import HubConnection
 from pulsetrain.agent.hub_notice import HubNotice
-from pulsetrain.agent.lead_check import UNCONFIRMED
 from pulsetrain.agent.link import Link
 from pulsetrain.core.errors import AuthError, Unavailable, UsageError
 from pulsetrain.protocol.client import HubAddress
-from pulsetrain.protocol.messages import Confirm, Heartbeat, Hello, Ping, RankExit, Reply, SelfCheck
+from pulsetrain.protocol.messages import (
+    UNCONFIRMED,
+    Confirm,
+    Heartbeat,
+    Hello,
+    Ping,
+    RankExit,
+    Reply,
+    SelfCheck,
+)
 from tests.agent.fakehub import TOKEN, FakeHub
 from tests.recovery.fakes import FakeClock
 

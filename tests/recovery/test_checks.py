@@ -10,7 +10,7 @@ import pytest
 
 from pulsetrain.agent.commands import SELF_CHECK_MARGIN_S
 from pulsetrain.diagnostics.node_check import FULL, LIGHT
-from pulsetrain.protocol.messages import GpuIdentity, HostStore, PairCheck, Reply, SelfCheck
+from pulsetrain.protocol.messages import UNCONFIRMED, GpuIdentity, HostStore, PairCheck, Reply, SelfCheck
 from pulsetrain.recovery import checks
 from pulsetrain.recovery.policy import Policy
 from tests.recovery import virtual_time
@@ -452,14 +452,14 @@ def test_a_node_that_loses_its_connection_in_its_self_check_has_not_failed():
 class Cut(FakeNode):
     """It loses its connection at the first command of a kind."""
 
-    def __init__(self, name, at):
+    def __init__(self, name, at, error="connection closed"):
         super().__init__(name)
-        self.at = at
+        self.at, self.error = at, error
 
     async def ask(self, command, timeout_s):
         reply = await super().ask(command, timeout_s)
         if isinstance(command, self.at):
-            reply = dataclasses.replace(reply, error="connection closed", data={})
+            reply = dataclasses.replace(reply, error=self.error, data={})
         return reply
 
 
@@ -468,3 +468,10 @@ def test_a_node_that_loses_its_connection_in_the_rounds_has_not_failed():
         report = check(Cut("a", at), *map(FakeNode, "bcd"), level=LIGHT)
         assert report.failed == {}
         assert set(report.unreached) == {"a"}
+
+
+@pytest.mark.parametrize("at", [HostStore, PairCheck, SelfCheck])
+def test_a_node_that_did_nothing_because_its_hub_may_not_lead_has_not_failed(at):
+    report = check(Cut("a", at, UNCONFIRMED), *map(FakeNode, "bcd"), level=LIGHT)
+    assert report.failed == {}
+    assert set(report.unreached) == {"a"}

@@ -5,7 +5,16 @@ import asyncio
 import pytest
 
 from pulsetrain.core.errors import Unavailable
-from pulsetrain.protocol.messages import LOAD_CPU_S, Leaving, Reply, SelfCheck, Start, decode, encode
+from pulsetrain.protocol.messages import (
+    LOAD_CPU_S,
+    UNCONFIRMED,
+    Leaving,
+    Reply,
+    SelfCheck,
+    Start,
+    decode,
+    encode,
+)
 from pulsetrain.recovery.nodes import Node, NodeState
 from tests.recovery import virtual_time
 from tests.recovery.builders import S, heartbeat, hello, status
@@ -40,6 +49,27 @@ def test_a_command_gets_the_reply_with_its_id():
 
     sent, reply = asyncio.run(scenario())
     assert (sent, reply.data) == ([SelfCheck(id=7)], {"ok": True})
+
+
+@pytest.mark.parametrize(("refusals", "error"), [(1, ""), (2, ""), (9, UNCONFIRMED)])
+def test_a_command_that_was_refused_because_the_hub_did_not_show_its_lead_is_sent_again(refusals, error):
+    async def scenario(now_s):
+        sent = []
+
+        async def send(text):
+            command = decode(text)
+            sent.append(command.id)
+            refused = UNCONFIRMED if len(sent) <= refusals else ""
+            asyncio.get_running_loop().call_soon(
+                node.answered, Reply(id=command.id, node="a", error=refused, data={})
+            )
+
+        node = Node(hello(), send, 0.0)
+        return await node.ask(SelfCheck(id=7), 5.0), sent
+
+    reply, sent = virtual_time.run(scenario)
+    assert (reply.id, reply.error) == (7, error)
+    assert len(sent) == len(set(sent)) == min(refusals + 1, 3)
 
 
 def test_a_lost_connection_answers_what_was_pending_with_an_error():
