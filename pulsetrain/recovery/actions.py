@@ -378,7 +378,7 @@ async def ask_for_nodes(job: JobState) -> Outcome:
 
 async def dismiss(job: JobState) -> Outcome:
     """The job is over: every agent that is still there leaves with the job's exit code."""
-    kind, reason, code = _ending(job)
+    kind, reason, code = ending(job)
     if not job.ended_by:
         await arithmetic_checks.at_a_stop(job)
     job.write(kind, {"reason": reason, "exit_code": code})
@@ -398,7 +398,7 @@ async def dismiss(job: JobState) -> Outcome:
     return None
 
 
-def _ending(job: JobState) -> tuple[str, str, int]:
+def ending(job: JobState) -> tuple[str, str, int]:
     """Kind of event, reason and exit code of a job that is over."""
     if job.ended_by:
         return "job_ended", f"job ended by {job.ended_by}", 128 + Signals.__members__.get(job.ended_by, 0)

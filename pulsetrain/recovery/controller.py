@@ -8,7 +8,16 @@ import structlog
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.supervisor import FailureCollector, TaskSupervisor
-from pulsetrain.protocol.messages import FirstStep, Heartbeat, Hello, Leaving, RankExit, Reply, Report
+from pulsetrain.protocol.messages import (
+    FirstStep,
+    Heartbeat,
+    Hello,
+    Leave,
+    Leaving,
+    RankExit,
+    Reply,
+    Report,
+)
 from pulsetrain.recovery import replays
 from pulsetrain.recovery.device_resizing import ResizePreview
 from pulsetrain.recovery.eviction import EvictionPreview, preview
@@ -79,6 +88,8 @@ class Controller:
         """An agent said hello on a new connection. Raises `UsageError` where its job cannot take it."""
         job = self._jobs.get(hello.job)
         if job is None or job.over:
+            if self._has_ended(hello):
+                return self._send_away(hello, send)
             tier_of(hello.tier)
             job = self._new_job(hello)
             node = job.connect(hello, send)
@@ -86,6 +97,25 @@ class Controller:
                 job.sharing.hold()
             return node
         return job.connect(hello, send)
+
+    def _has_ended(self, hello: Hello) -> bool:
+        """Whether an agent runs ranks of a job that is over. It was cut off when the others left."""
+        job = self._jobs.get(hello.job)
+        known = job.attempt if job is not None else -1
+        ended = max(known, self._services.memory.recall(hello.job).ended_attempt)
+        return 0 <= hello.attempt <= ended
+
+    def _send_away(self, hello: Hello, send: Send) -> Node:
+        """Let an agent leave with its job's exit code, 1 where it is not known any more. It joins no job."""
+        job = self._jobs.get(hello.job)
+        reason, code = job.ending if job is not None else ("the job is over", 1)
+        node = Node(hello, send, self._services.clock.monotonic_s())
+        command = Leave(id=1, reason=reason, exit_code=code)
+        self._services.background.once("leave", self._ask_to_leave(node, command))
+        return node
+
+    async def _ask_to_leave(self, node: Node, command: Leave) -> None:
+        await node.ask(command, self._services.policy.reply_timeout_s)
 
     def _pool_holds(self, hello: Hello) -> bool:
         """Whether a job that has just come waits for the pool. One that a hub has launched before may run."""
@@ -126,14 +156,17 @@ class Controller:
     def received(self, node: Node, message: Report) -> None:
         """One message of an agent."""
         node.heard(self._services.clock.monotonic_s())
+        job = self._jobs.get(node.hello.job)
+        if isinstance(message, Reply):
+            node.answered(message)
+            return
+        if job is None:
+            return  # an agent that was sent away speaks of a job that is not known any more
         match message:
             case Heartbeat():
-                kept = node.take_heartbeat(message, node.heard_s)
-                self._jobs[node.hello.job].heard(kept)
-            case Reply():
-                node.answered(message)
+                job.heard(node.take_heartbeat(message, node.heard_s))
             case RankExit() | FirstStep() | Leaving():
-                self._jobs[node.hello.job].received(node, message)
+                job.received(node, message)
             case _:
                 log.warning("unexpected_message", node=node.name, type=type(message).__name__)
 

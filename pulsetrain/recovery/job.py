@@ -77,6 +77,16 @@ class Job:
         """Whether the job has ended."""
         return self._state.phase in TERMINAL
 
+    @property
+    def attempt(self) -> int:
+        """The number of the present attempt, or of the last one. -1 before the first."""
+        return self._state.attempt.number
+
+    @property
+    def ending(self) -> tuple[str, int]:
+        """Why a job that is over has ended, and its exit code."""
+        return actions.ending(self._state)[1:]
+
     def snapshot(self) -> JobSnapshot:
         """The job as it is now."""
         return snapshot(self._state)

@@ -11,7 +11,7 @@ from pulsetrain.recovery.job import Job
 from pulsetrain.recovery.past_attempts import PastAttempts
 from pulsetrain.recovery.seen import Seen
 from pulsetrain.recovery.transitions import Phase
-from tests.recovery.builders import hello
+from tests.recovery.builders import hello, rank_exit
 from tests.recovery.fakes import Fleet, run
 
 
@@ -219,6 +219,52 @@ def test_a_message_that_is_no_report_is_ignored():
         fleet.controller.received(agent.node, Stop(id=1, reason="not an agent's message"))
         fleet.controller.received(agent.node, FirstStep(node="a", ts_ns=0, attempt=99, step=0))
         assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 0)
+
+    run(scenario)
+
+
+async def finished_without(name):
+    """A job has finished on other nodes. This one was cut off before, and its ranks hang."""
+    fleet = Fleet("abz")
+    await fleet.form()
+    fleet.agents["a"].complete(4, peer_of=(2, 3))
+    fleet.agents[name].drop()
+    await fleet.settle(0.9)
+    await fleet.settle(0.2)
+    await fleet.settle()
+    for rank in range(4):
+        agent = fleet.agents["az"[rank // 2]]
+        fleet.controller.received(agent.node, rank_exit(rank, 0, node=agent.hello.node, attempt=1))
+    await fleet.settle()
+    assert fleet.job.phase is Phase.FINISHED
+    return fleet
+
+
+def test_an_agent_that_returns_after_its_job_is_over_leaves_and_begins_no_new_one():
+    async def scenario():
+        fleet = await finished_without("b")
+        fleet.agents["b"].reconnect(attempt=0, node_rank=1, world_nodes=2)
+        fleet.agents["b"].send_heartbeat()
+        await fleet.settle(1.0)
+        left = fleet.agents["b"].left
+        assert (left.exit_code, left.reason) == (0, "job finished")
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.FINISHED, 1)
+
+    run(scenario)
+
+
+def test_so_it_does_where_the_hub_was_started_anew_since():
+    async def scenario():
+        before = await finished_without("b")
+        fleet = Fleet("", memory=before.memory)
+        fleet.agents["b"] = fleet.join("b", attempt=0, node_rank=1, world_nodes=2)
+        fleet.agents["b"].rank_exits(2, 1)
+        await fleet.settle(1.0)
+        assert fleet.agents["b"].left.exit_code == 1
+        assert fleet.controller.jobs == {}
+        fleet.agents["c"] = fleet.join("c", attempt=2, node_rank=0, world_nodes=1)
+        await fleet.settle(1.0)
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 2)
 
     run(scenario)
 
