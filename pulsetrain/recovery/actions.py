@@ -266,7 +266,7 @@ def _stuck(job: JobState) -> str:
     if fault.node in failed or any(node.name in failed for node in job.members.active()):
         return ""
     if fault.event is Event.NODE_LOST:  # nodes that are lost one after the other are no reason to give up
-        idle = min(idle, repeat_faults.times(job, fault.node, job.services.clock.monotonic_s()))
+        idle = job.restarts.idle_lost[fault.node]
     if idle < job.services.policy.no_progress_attempts or elasticity.is_at_fault(job, fault):
         return ""
     return f"{fault.reason}; {idle} attempts in a row completed no step"

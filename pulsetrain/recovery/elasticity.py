@@ -167,7 +167,7 @@ def take_size(job: JobState) -> None:
     if not size or size == before or (members.world and _refused(job, size)):
         return
     change_size(job, size)
-    job.restarts.idle = 0  # nodes came or went: that is why attempts were short
+    job.restarts.forget_idle()  # nodes came or went: that is why attempts were short
     if members.world:
         _tell(job, before, size)
 
@@ -203,7 +203,7 @@ def is_at_fault(job: JobState, fault: Fault) -> bool:
     if not resizing.goes_back:
         resizing.failed.add(resizing.size)
         resizing.goes_back = _tell_refusal(job, [f"its ranks fail on {resizing.size} nodes: {fault.reason}"])
-        job.restarts.idle = 0
+        job.restarts.forget_idle()
     return True
 
 

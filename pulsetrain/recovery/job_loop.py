@@ -43,7 +43,7 @@ class JobLoop:
             state.write("would", detail, node=fault.node, rank=fault.rank)
             return
         if state.recovery is not None and fault.event is Event.NODE_LOST:
-            state.recovery.blame(fault)
+            state.blame(fault)
         self.post(fault.event, fault)
 
     async def turn(self) -> float | None:

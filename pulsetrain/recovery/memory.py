@@ -64,6 +64,7 @@ class RestartMemory:
     failed_from: Sequence[Sequence[int]]
     unrestorable: Sequence[Sequence[int]]
     unexplained_ns: int = 0
+    idle_lost: Mapping[str, int] = field(default_factory=dict)
     ignores_own: bool = False
 
 

@@ -115,7 +115,7 @@ class Policy:
     0: all ranks start anew after each fault."""
     no_progress_attempts: int = 3
     """Attempts in a row that end without one completed step, after which restarting is given up, unless a
-    node is replaced then. Lost nodes count where it is the same node each time."""
+    node is replaced then. Evictions do not count. Lost nodes count where it is each time the same."""
     restart_wait_s: float = 1.0
     """How long to wait before a launch after the second fault in a row. It doubles with each further one.
 

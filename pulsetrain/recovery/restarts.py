@@ -15,7 +15,8 @@ UNEXPLAINED_S = 86400.0  # after so long a fault that names nobody is no second 
 class Restarts:
     """What counts towards giving up.
 
-    `idle` attempts in a row completed no step. `unrestorable` holds (rank, step) of checkpoints that turned
+    `idle` attempts in a row completed no step and failed by themselves. `idle_lost` counts for each node
+    those that ended because it was lost. `unrestorable` holds (rank, step) of checkpoints that turned
     out to be whole nowhere, until an attempt trains again. `unexplained` counts faults in a row that name
     nobody and whose checks found nobody, each within a day of the one before, and `unexplained_s` is when the
     last one was. `by_node` has the times at which a fault of a node has stopped the job, `failed_from` how
@@ -26,6 +27,7 @@ class Restarts:
 
     used: int = 0
     idle: int = 0
+    idle_lost: Counter[str] = field(default_factory=Counter)
     unexplained: int = 0
     unexplained_s: float = -math.inf
     by_node: dict[str, list[float]] = field(default_factory=dict)
@@ -33,6 +35,11 @@ class Restarts:
     unrestorable: set[tuple[int, int]] = field(default_factory=set)
     errors: dict[str, frozenset[str]] = field(default_factory=dict)
     killed_for_memory: dict[str, frozenset[int]] = field(default_factory=dict)
+
+    def forget_idle(self) -> None:
+        """An attempt did a step, or the next one is unlike those that did none."""
+        self.idle = 0
+        self.idle_lost.clear()
 
     def count_unexplained(self, now_s: float) -> None:
         """A fault that names nobody."""
@@ -45,6 +52,7 @@ class Restarts:
         return RestartMemory(
             used=self.used,
             idle=self.idle,
+            idle_lost=dict(self.idle_lost),
             unexplained=self.unexplained,
             unexplained_ns=max(0, now_ns - int(min(now_s - self.unexplained_s, now_ns / 1e9) * 1e9)),
             by_node_ns={
@@ -61,6 +69,7 @@ class Restarts:
         return cls(
             used=memory.used,
             idle=memory.idle,
+            idle_lost=Counter(memory.idle_lost),
             unexplained=memory.unexplained,
             unexplained_s=now_s - max(0, now_ns - memory.unexplained_ns) / 1e9,
             by_node={

@@ -14,7 +14,7 @@ from pulsetrain.recovery import faults
 from pulsetrain.recovery.agent_process import AgentProcess
 from pulsetrain.recovery.arithmetic_suspicion import ArithmeticSuspicions
 from pulsetrain.recovery.attempt import Attempt
-from pulsetrain.recovery.back_off import BackOff, BackOffLimits
+from pulsetrain.recovery.back_off import COUNTED, BackOff, BackOffLimits
 from pulsetrain.recovery.hang_patience import HangPatience
 from pulsetrain.recovery.hardware_verdicts import HardwareVerdicts
 from pulsetrain.recovery.instrumentation import Instrumentation
@@ -268,9 +268,26 @@ class JobState:
         self.resizing.why_not = ""
         self.hangs.forget()
         self._doubt(fault)
-        if not self.attempt.first_step_done and fault.cause != "share":
-            self.restarts.idle += 1
+        self._count_idle(fault, 1)
         self.keep_restarts()
+
+    def blame(self, fault: Fault) -> None:
+        """A lost node explains why the job stops better than what it was put down to so far."""
+        if self.recovery is None:
+            return
+        if self.recovery.fault.attempt == fault.attempt:  # else that one is counted when it begins a recovery
+            self._count_idle(self.recovery.fault, -1)
+            self._count_idle(fault, 1)
+        self.recovery.blame(fault)
+
+    def _count_idle(self, fault: Fault, times: int) -> None:
+        """Count an attempt that ends without a step. An eviction or another size is no failure."""
+        if self.attempt.first_step_done:
+            return
+        if fault.event in COUNTED:
+            self.restarts.idle += times
+        elif fault.event is Event.NODE_LOST:
+            self.restarts.idle_lost[fault.node] += times
 
     def _of_the_hang(self, fault: Fault) -> Fault:
         """torch ends ranks that wait. Where it was named for which one they wait, that one is at fault."""
@@ -300,7 +317,7 @@ class JobState:
     def under_way(self) -> None:
         """The attempt does useful work: the recovery that led to it is complete."""
         self.attempt.first_step_done = True
-        self.restarts.idle = 0
+        self.restarts.forget_idle()
         self.restarts.unrestorable.clear()
         self.resizing.came_from = ()
         self._end_recovery()

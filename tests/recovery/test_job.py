@@ -271,6 +271,22 @@ def test_restarts_are_bounded_and_the_job_fails_with_the_ranks_exit_code():
     run(scenario)
 
 
+def test_a_crash_after_nodes_were_lost_is_the_first_attempt_that_failed():
+    async def scenario():
+        fleet = Fleet("abyz", policy=Policy(no_progress_attempts=2, restart_wait_s=0.0), stepless=True)
+        await fleet.form()
+        for name in "ab":
+            fleet.agents[name].drop()
+            for _ in range(3):
+                await fleet.settle(0.6)
+        assert fleet.job.attempt == 2
+        fleet.agents["y"].rank_exits(0, 1)
+        await fleet.settle()
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 3)
+
+    run(scenario)
+
+
 def test_a_job_that_fails_again_at_once_waits_longer_each_time():
     async def scenario():
         fleet = Fleet("ab", max_restarts=9)

@@ -15,6 +15,7 @@ COUNT = st.integers(0, 50)
         Restarts,
         used=COUNT,
         idle=COUNT,
+        idle_lost=st.builds(Counter, st.dictionaries(st.text(), st.integers(1, 9))),
         unexplained=COUNT,
         unexplained_s=st.sampled_from([float("-inf"), 0.0, 990.0]),
         by_node=st.dictionaries(st.text(), st.lists(st.floats(0, 1000)), max_size=3),

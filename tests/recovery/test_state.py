@@ -49,6 +49,19 @@ def test_an_attempt_that_ends_before_its_first_step_counts_as_idle(job):
     assert job.restarts.idle == 0
 
 
+def test_nodes_that_are_lost_before_the_first_step_are_counted_for_each_node(job):
+    lost = [faults.node_lost(name, "gone", job.attempt.number, S) for name in "ab"]
+    job.begin_recovery(lost[0])
+    job.begin_recovery(faults.evicted("b", "fan", "ada", job.attempt.number, S))
+    assert (job.restarts.idle, job.restarts.idle_lost) == (0, {"a": 1})
+    job.begin_recovery(faults.rank_failed(rank_exit(0, 1), S))
+    assert job.restarts.idle == 1
+    job.blame(lost[1])
+    assert (job.restarts.idle, job.restarts.idle_lost) == (0, {"a": 1, "b": 1})
+    job.under_way()
+    assert job.restarts.idle_lost == {}
+
+
 def test_a_recovery_ends_with_the_first_step_and_is_written_down_once(job):
     report(job, last_step=7)
     job.begin_recovery(faults.rank_failed(rank_exit(3, -9), 1000 * S))
