@@ -122,6 +122,7 @@ async def check(job: JobState) -> Outcome:
         job.restarts.unexplained = 0
     if fault is not None and fault.event is Event.EVICT and not _stays(job, fault):
         members.failed[fault.node] = fault.reason
+    members.failed |= {node: wish.reason for node, wish in job.to_evict.items() if node in members.nodes}
     members.failed |= responses.at_a_stop(job)
     members.failed |= await arithmetic_checks.at_a_stop(job)
     members.failed |= await link_actions.at_a_stop(job)
@@ -317,7 +318,7 @@ async def _end_parked(job: JobState, nodes: Iterable[Node], reason: str) -> None
 
 async def _evict(job: JobState, node: Node, reason: str) -> None:
     """Evict a node that failed a check, if the policy allows it. It always allows what a person wants."""
-    fault = job.recovery.fault if job.recovery else None
+    fault = job.to_evict.get(node.name) or (job.recovery.fault if job.recovery else None)
     wanted = fault is not None and fault.event is Event.EVICT and fault.node == node.name
     if fault is not None and wanted and not _by_policy(fault):
         await dismiss_node(job, node, reason, fault.actor, drain=fault.drain)
@@ -344,6 +345,7 @@ async def dismiss_node(job: JobState, node: Node, reason: str, actor: str, *, dr
     With `drain` the cluster's scheduler is told to start nothing else there.
     """
     node.state, node.reason, node.evicted_by = NodeState.EVICTED, reason, actor
+    job.to_evict.pop(node.name, None)
     job.remember(node)
     job.write("evict", {"reason": reason, "dry_run": False}, node=node.name, actor=actor)
     if drain:

@@ -393,7 +393,8 @@ class Job:
             await actions.dismiss_node(state, node, reason, actor, drain=drain)
         elif state.phase in (Phase.RUNNING, Phase.STARTING):
             fault = faults.evicted(node.name, reason, actor, state.attempt.number, state.now_ns())
-            self._loop.report(replace(fault, drain=drain))
+            state.to_evict[node.name] = replace(fault, drain=drain)
+            self._loop.report(state.to_evict[node.name])
         else:
             raise UsageError(f"node {node.name!r}: its job is {state.phase}; try again when it runs")
 

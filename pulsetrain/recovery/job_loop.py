@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import replace
 
 import structlog
 
@@ -67,6 +68,8 @@ class JobLoop:
 
     def _apply(self, event: Event, fault: Fault | None) -> None:
         state = self._state
+        if fault is not None and state.to_evict.get(fault.node) is fault:
+            fault = replace(fault, attempt=state.attempt.number)  # also where another one was launched since
         if fault is not None and fault.attempt != state.attempt.number:
             return
         if event is Event.PREEMPT and not _is_due(state):

@@ -81,7 +81,8 @@ class Services:
 class JobState:
     """One job: its phase, nodes, present attempt and open recovery.
 
-    `failure` says why the job failed, `ended_by` names the signal by which a person ended it.
+    `failure` says why the job failed, `ended_by` names the signal by which a person ended it. `to_evict` has
+    the evictions that persons want, by node, until they are done. Another fault may come in between.
     """
 
     def __init__(self, name: str, *, sizes: WorldSizes, max_restarts: int, services: Services) -> None:
@@ -94,6 +95,7 @@ class JobState:
         self.attempt = Attempt()
         self.first_attempt = -1  # of this run of the job, -1: none was launched
         self.recovery: Recovery | None = None
+        self.to_evict: dict[str, Fault] = {}
         self.move: Move | None = None
         self.new_share: NewShare | None = None
         self.saves_from = NEVER_ASKED  # the attempt whose ranks were asked to save, and from which step on

@@ -7,6 +7,7 @@ import pytest
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.messages import Held, HostStore, Leave, OwnCheckpoint, SelfCheck, Start, Stop
+from pulsetrain.recovery.actions import POLL_S
 from pulsetrain.recovery.hang_decision import HangDecision
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
@@ -240,6 +241,45 @@ def test_a_node_that_fails_its_self_check_is_evicted():
         assert fleet.agents["b"].left.exit_code == 1
         assert [p.node for p in fleet.job.world] == ["a", "z"]
         assert fleet.journal.last("evict")["node"] == "b"
+
+    run(scenario)
+
+
+def test_an_eviction_by_a_person_is_done_though_another_node_is_lost_meanwhile():
+    async def scenario():
+        fleet = Fleet("abyz", policy=Policy(evictions_per_hour=0))
+        await fleet.form()
+        fleet.agents["b"].mute = (Stop,)
+        await fleet.controller.evict("a", "fan failed", "ada")
+        await fleet.settle()
+        fleet.agents["b"].drop()
+        await fleet.settle(1.1)
+        await asyncio.sleep(2 * POLL_S)
+        await fleet.settle()
+        gone = {n.name: (n.state, n.reason) for n in fleet.job.nodes if n.name in "ab"}
+        assert gone["a"] == ("evicted", "evicted by ada: fan failed")
+        assert gone["b"][0] == "lost"
+        assert fleet.journal.last("evict")["actor"] == "ada"
+        assert [m.node for m in fleet.job.world] == ["y", "z"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("first", ["exit", "eviction"])
+def test_an_eviction_by_a_person_is_done_though_a_rank_fails_at_that_moment(first):
+    async def scenario():
+        fleet = Fleet("abz")
+        await fleet.form()
+        fleet.agents["a"].complete(4, peer_of=(2, 3))
+        if first == "exit":
+            fleet.agents["a"].rank_exits(0, 1)
+        await fleet.controller.evict("b", "fan failed", "ada", drain=True)
+        fleet.agents["a"].rank_exits(1, 1)
+        await fleet.settle()
+        await fleet.settle()
+        assert fleet.node("b").state is NodeState.EVICTED
+        assert fleet.journal.last("evict")["actor"] == "ada"
+        assert (fleet.job.attempt, [m.node for m in fleet.job.world]) == (1, ["a", "z"])
 
     run(scenario)
 

@@ -112,3 +112,13 @@ def test_a_lost_node_explains_the_failure_that_came_before_it(done):
     asyncio.run(turns(loop, 1))
     loop.report(faults.node_lost("b", "gone", 0, S))
     assert job.recovery.fault.event is Event.NODE_LOST
+
+
+def test_an_eviction_by_a_person_holds_for_the_attempt_that_was_launched_meanwhile(done):
+    job = running()
+    job.attempt.number = 1
+    job.to_evict["b"] = faults.evicted("b", "fan failed", "ada", 0, S)
+    loop = JobLoop(job)
+    loop.report(job.to_evict["b"])
+    asyncio.run(turns(loop, 1))
+    assert done == [Action.SUSPEND]
