@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from pulsetrain.recovery.back_off import PROGRESS_STEPS
 from pulsetrain.recovery.faults import Observation, rank_of
 from pulsetrain.recovery.memory import HangMemory
 
 PAUSE_FACTOR = 2  # a hang must last so many times as long as the longest pause that ended by itself
 AGAIN_FACTOR = 4  # where a restart led to the same place, the next one must wait so many times as long
+REMEMBERED_NS = 86_400 * 10**9  # a restart, unless the job came further before
 LOOP_WITHOUT_CHECKPOINT_NS = 300 * 10**9  # a loop loses nothing that a longer look would not lose
 HIDDEN_NS = 10 * 10**9  # a hang that nobody sees for so long is none any more, also if the job did not move
 LATE_NS = 10 * 10**9  # no look is so long after the one before, unless the hub or its machine stood still
@@ -103,6 +105,8 @@ class HangPatience:
         self._pause_ns = int(max(patience_s, patience_s if pause_s is None else pause_s) * 1e9)
         self._longest_ns: dict[str, int] = {}
         self._restarts: dict[str, int] = {}
+        self._restarted_at: dict[str, tuple[int, int]] = {}  # at which step and when, by place
+        self._step = -1
         self._hold: Hold | None = None
         self._worst: Observation | None = None
         self._condition_since_ns = self._seen_ns = self._looked_ns = 0
@@ -114,13 +118,21 @@ class HangPatience:
         return max(self._longest_ns.values(), default=0)
 
     def look(
-        self, hangs: Sequence[Observation], now_ns: int, *, can_resume: bool, quiet_ns: int = 0
+        self,
+        hangs: Sequence[Observation],
+        now_ns: int,
+        *,
+        can_resume: bool,
+        quiet_ns: int = 0,
+        step: int = -1,
     ) -> Observation | None:
         """Take the hangs that are open now. Returns the one to act on, once, or None.
 
-        `quiet_ns` is the time since some rank of the job made progress.
+        `quiet_ns` is the time since some rank of the job made progress. `step` is the newest that one
+        completed, -1 for none.
         """
         self._stood_still(now_ns)
+        self._came_further(step, now_ns)
         if not hangs:
             self._absent(now_ns, now_ns - quiet_ns)
             return None
@@ -148,6 +160,14 @@ class HangPatience:
             if self.pending is not None:
                 self.pending = replace(self.pending, since_ns=self.pending.since_ns + gap_ns)
 
+    def _came_further(self, step: int, now_ns: int) -> None:
+        """Forget the restarts at places that the job has left behind."""
+        self._step = step
+        for place in list(self._restarts):
+            at_step, at_ns = self._restarted_at.setdefault(place, (step, now_ns))
+            if step - at_step > PROGRESS_STEPS or now_ns - at_ns > REMEMBERED_NS:
+                del self._restarts[place], self._restarted_at[place]
+
     def wait(self, until_ns: int, actor: str) -> None:
         """A person wants the job to be left alone until then, whatever is found."""
         self._hold, self._recalled = Hold(until_ns=until_ns, actor=actor), False
@@ -160,17 +180,24 @@ class HangPatience:
     def kept(self) -> HangMemory:
         """What a new hub must know."""
         until_ns, actor = (self._hold.until_ns, self._hold.actor) if self._hold is not None else (0, "")
-        return HangMemory(hold_until_ns=until_ns, actor=actor, restarts=dict(self._restarts))
+        return HangMemory(
+            hold_until_ns=until_ns,
+            actor=actor,
+            restarts=dict(self._restarts),
+            restarted_at={place: list(at) for place, at in self._restarted_at.items()},
+        )
 
     def recall(self, memory: HangMemory) -> None:
         """Take over what an earlier hub knew."""
         self._restarts, self._recalled = dict(memory.restarts), True
+        self._restarted_at = {place: (step, at_ns) for place, (step, at_ns) in memory.restarted_at.items()}
         self._hold = Hold(until_ns=memory.hold_until_ns, actor=memory.actor) if memory.actor else None
 
     def forget_another_run(self) -> None:
         """What was recalled is of another run of this job's name."""
         if self._recalled:
             self._restarts, self._hold, self._recalled = {}, None, False
+            self._restarted_at = {}
 
     def forget(self) -> None:
         """The job is being stopped: what was open says nothing about the next attempt."""
@@ -181,6 +208,7 @@ class HangPatience:
         if hang is not None:
             place = _text(hang, "place")
             self._restarts[place] = self._restarts.get(place, 0) + 1
+            self._restarted_at[place] = self._step, self._looked_ns
         self.forget()
         self._acted = True
         return hang

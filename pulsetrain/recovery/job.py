@@ -301,11 +301,13 @@ class Job:
         switch_of = {name: node.hello.switch for name, node in state.members.nodes.items()}
         state.hardware.take(present, shared_links.shared(seen, switch_of))
         responses.respond(state, self._loop.report)
-        hangs = [f for f in present if f.kind == "hang"]
+        hangs = [f for f in present if f.kind == "hang"] if liveness.may_hang(state) else []
         quiet_ns = 0
         if not hangs:
             quiet_ns = min(state.members.values(state.attempt.number, "progress_age_ns"), default=0)
-        hang = state.hangs.look(hangs, now_ns, can_resume=state.can_resume(), quiet_ns=quiet_ns)
+        hang = state.hangs.look(
+            hangs, now_ns, can_resume=state.can_resume(), quiet_ns=quiet_ns, step=state.last_step
+        )
         if hang is not None:
             self._stop_for(hang, "controller")
         for finding in began:

@@ -23,6 +23,11 @@ def has_launched(job: JobState) -> bool:
     return job.phase in (Phase.STARTING, Phase.RUNNING) and job.attempt.image is None
 
 
+def may_hang(job: JobState) -> bool:
+    """Whether a hang may still stop the job. What is open once its ranks were told to end is from before."""
+    return job.phase in (Phase.STARTING, Phase.RUNNING) and not job.attempt.stopped
+
+
 def is_starting(job: JobState) -> bool:
     """Whether the job forms, or its attempt has not done a step."""
     if job.phase in (Phase.STARTING, Phase.RUNNING):

@@ -134,12 +134,14 @@ class UpdateMemory:
 class HangMemory:
     """See `HangPatience`. `actor` wants the job to be left alone until `hold_until_ns` (UTC), "" for nobody.
 
-    `restarts` says how often a hang at each place in the code has led to a restart.
+    `restarts` says how often a hang at each place in the code has led to a restart, and `restarted_at` at
+    which step and when (UTC) that was last.
     """
 
     hold_until_ns: int
     actor: str
     restarts: Mapping[str, int]
+    restarted_at: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

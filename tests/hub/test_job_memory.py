@@ -34,7 +34,12 @@ ASKED = ReplacementMemory(pending_ns=[9], hour_ns=[5, 9])
 TIME = TimeMemory(began_ns=3, use="train", since_ns=9, old_ns={"start": 1}, stretches=[["train", 4, 9]])
 PROGRAM = {"number": 3, "argv": ["train.py", "--name", "träin"], "environment": {"K": "1"}}
 UPDATE = UpdateMemory(number=3, in_force=PROGRAM)
-HELD = HangMemory(hold_until_ns=9, actor="ann", restarts={"evaluate (träin.py:8)": 2})
+HELD = HangMemory(
+    hold_until_ns=9,
+    actor="ann",
+    restarts={"evaluate (träin.py:8)": 2},
+    restarted_at={"evaluate (träin.py:8)": [7, 8]},
+)
 NOTHING = JobMemory(evictions_ns=(), nodes={})
 
 

@@ -226,6 +226,33 @@ def test_a_new_hub_obeys_a_person_who_said_wait_and_waits_longer_where_a_hang_ca
     assert acted_at(patience, range(1100, 1500), [pausing(condition="still", place="f")]) == 1100 + 4 * 45
 
 
+@pytest.mark.parametrize(
+    ("step", "later_s", "recalled", "waits_s"),
+    [
+        (1005, 200, False, 45),
+        (1005, 200, True, 45),
+        (9, 200, False, 4 * 45),  # the restart went back, and the job has not come much further
+        (-1, 200, True, 4 * 45),
+        (9, 90_000, False, 45),
+    ],
+)
+def test_restarts_at_a_place_that_the_job_has_left_behind_count_no_more(step, later_s, recalled, waits_s):
+    still = [pausing(condition="still", place="f")]
+    patience = HangPatience(45)
+    patience.look([], 0, can_resume=True, step=5)
+    for at_s in range(46):
+        patience.look(still, at_s * S, can_resume=True, step=5)
+    memory = patience.kept()
+    assert memory.restarts == {"f": 1}
+    patience.forget()
+    if recalled:
+        patience = HangPatience(45)
+        patience.recall(memory)
+    patience.look([], later_s * S, can_resume=True, step=step)
+    patience.look(still, later_s * S, can_resume=True, step=step)
+    assert patience.pending.act_at_ns - patience.pending.since_ns == waits_s * S
+
+
 def test_another_run_of_that_name_does_not_get_what_a_hub_recalled():
     before = HangPatience(45)
     before.wait(1000 * S, "ann")

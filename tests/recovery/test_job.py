@@ -803,6 +803,23 @@ def test_a_person_decides_what_happens_to_a_pending_hang():
     run(scenario)
 
 
+def test_a_hang_that_is_still_open_while_the_job_stops_for_it_counts_once():
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        job, hung = fleet.controller.jobs["j"], hang(rank=1, details={"place": "f"})
+        fleet.agents["a"].mute = (Stop,)
+        job.observe([hung])
+        await fleet.settle()
+        for _ in range(3):
+            assert fleet.job.phase is Phase.SUSPENDING
+            job.observe([], [hung])
+            await fleet.settle()
+        assert job._state.hangs.kept().restarts == {"f": 1}
+
+    run(scenario)
+
+
 def test_a_job_that_hangs_in_every_attempt_is_given_up_after_its_restarts():
     async def scenario():
         fleet = Fleet("ab", max_restarts=2)
