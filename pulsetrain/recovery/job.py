@@ -134,6 +134,7 @@ class Job:
         sizes, said = self._state.resizing.sizes, WorldSizes.of(hello)
         if said != sizes:
             raise UsageError(f"node {hello.node!r} says --nnodes={said}, its job {self.name!r} has {sizes}")
+        self._state.members.check_ranks(hello)
         if self._state.members.nodes:
             sharing.check_tier(hello.tier, self.sharing.tier, hello.node)
         node = self._state.members.nodes.get(hello.node)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.late_rows import column
 from pulsetrain.protocol.messages import NOT_READ, Held, Hello, RankStatus, WorldNode
 from pulsetrain.recovery import world, world_sizes
@@ -60,13 +61,27 @@ class Membership:
         return [node for node in self.world_nodes() if node.usable]
 
     def standbys(self) -> list[Node]:
-        """Nodes outside the world that could join it. One under a cordon could not.
+        """Nodes outside the world that could join it. One under a cordon could not, nor one of another size.
 
         A node that came back while its place was still empty is in the world, not outside.
         """
         inside = {member.node for member in self.world}
-        outside = (n for n in self.reserves() if n.name not in inside)
+        outside = (n for n in self.reserves() if n.name not in inside and self._fits(n))
         return [n for n in outside if not n.cordon and self.may_use(n)]
+
+    def _fits(self, node: Node) -> bool:
+        """Whether a node runs as many ranks as those of the world. Their numbers follow from that."""
+        return not self.world or node.hello.nproc_per_node == self.world[0].nproc
+
+    def check_ranks(self, hello: Hello) -> None:
+        """Raise `UsageError` where an agent that runs no ranks yet would run more or fewer than others do."""
+        others = (n for n in self.nodes.values() if n.state not in GONE and n.name != hello.node)
+        other = next(others, None)
+        if other is None or hello.attempt >= 0 or hello.restoring >= 0:
+            return
+        said, here = hello.nproc_per_node, other.hello.nproc_per_node
+        if said != here:
+            raise UsageError(f"node {hello.node!r} has {said} ranks, its job {hello.job!r} has {here} a node")
 
     def may_use(self, node: Node) -> bool:
         """Whether the pool lets the job use this node, and a person wants it where that was said."""

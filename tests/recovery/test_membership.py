@@ -1,7 +1,10 @@
 """The nodes of a job and the world they form."""
 
+from contextlib import nullcontext
+
 import pytest
 
+from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.messages import Held, Leaving
 from pulsetrain.recovery.membership import Membership, Promotion
 from pulsetrain.recovery.memory import WorldMemory
@@ -45,6 +48,27 @@ def test_a_standby_replaces_a_lost_node_at_its_rank():
     members.nodes["a"].state = NodeState.LOST
     assert members.fill_world(2, fixed(2)) == [Promotion(node="z", node_rank=0, replaces="a")]
     assert [m.node for m in members.world] == ["z", "b"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"), [({}, True), ({"standby": True}, True), ({"attempt": 0}, False)]
+)
+def test_a_node_with_another_number_of_ranks_is_refused_unless_it_runs_some_already(changes, refused):
+    members = joined("a")
+    with pytest.raises(UsageError, match="'b' has 7 ranks, its job 'j' has 2") if refused else nullcontext():
+        members.check_ranks(hello("b", nproc_per_node=7, **changes))
+    members.check_ranks(hello("b"))
+    members.check_ranks(hello("a", nproc_per_node=7))  # nobody else is there
+    members.nodes["a"].state = NodeState.LOST
+    members.check_ranks(hello("b", nproc_per_node=7))
+
+
+def test_a_standby_with_another_number_of_ranks_takes_nobodys_place():
+    members = formed("a", "b")
+    members.nodes["y"] = Node(hello("y", nproc_per_node=7), send, 0.0)
+    members.nodes["z"] = Node(hello("z"), send, 0.0)
+    members.nodes["b"].state = NodeState.LOST
+    assert [p.node for p in members.fill_world(2, fixed(2))] == ["z"]
 
 
 def test_a_declared_standby_helps_a_running_job_but_not_to_form_one():

@@ -159,7 +159,7 @@ def test_a_kill_long_after_the_kernels_line_counts(check_after):
 
 
 def test_the_only_rank_of_a_node_is_the_jobs_once_it_was_killed_for_memory_on_another_too(check_after):
-    job = job_of(MemoryShort("a", nproc=1), MemoryShort("b", nproc=1), FakeNode("z"), max_restarts=29)
+    job = job_of(*(MemoryShort(name, nproc=1) for name in "abz"), max_restarts=29)
     job.restarts.killed_for_memory["a"] = frozenset({0})
     assert list(check_after(job, 3, code=-9)) == ["b"]
     job.members.failed = {}
