@@ -58,8 +58,7 @@ async def suspend(job: JobState) -> Outcome:
     if job.phase is Phase.PREEMPTING:
         reason = moving.stopping(job)
     await _stop(job, _to_stop(job), reason)
-    while any(_unsettled(n) for n in job.members.world_nodes()):
-        await asyncio.sleep(POLL_S)
+    await _until_settled(job, job.members.world_nodes)
     if job.phase is Phase.PREEMPTING:
         await _make_sure(job, reason)
     return Event.STOPPED
@@ -94,6 +93,13 @@ async def _make_sure(job: JobState, reason: str) -> None:
             return
         if attempt + 1 < STOP_TRIES:
             await asyncio.sleep(STOP_AGAIN_S)
+
+
+async def _until_settled(job: JobState, nodes: Callable[[], Sequence[Node]]) -> None:
+    """Wait until each node whose connection closed is back, lost or leaving. Who ends the job ends the wait:
+    nobody is given up any more then."""
+    while any(_unsettled(node) for node in nodes()) and not job.ended_by:
+        await asyncio.sleep(POLL_S)
 
 
 def _unsettled(node: Node) -> bool:
@@ -141,8 +147,7 @@ async def check(job: JobState) -> Outcome:
         return Event.EXHAUSTED
     if thorough is None:
         cut = await standby_care.check_before_promotion(job)
-        while any(_unsettled(node) for node in nodes if node.name in cut):
-            await asyncio.sleep(POLL_S)
+        await _until_settled(job, lambda: [node for node in nodes if node.name in cut])
     if resume_nodes.given_up(job):
         return await check(job)
     if job.recovery is not None:
@@ -164,8 +169,7 @@ async def _failed_once_back(
     failed: dict[str, str] = {}
     for _ in range(BACK_TRIES):
         cut = [node for node in nodes if node.name in unreached]
-        while any(_unsettled(node) for node in cut):
-            await asyncio.sleep(POLL_S)
+        await _until_settled(job, cut.copy)
         back = [node for node in cut if node.usable and node.leaving is None]
         if not back:
             break

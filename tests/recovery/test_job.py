@@ -377,6 +377,26 @@ def test_who_ends_a_job_does_not_have_to_sit_out_its_wait():
     run(scenario)
 
 
+def test_who_ends_a_job_during_a_check_waits_for_no_standby_that_lost_its_connection():
+    async def scenario():
+        fleet = Fleet("abz")
+        await fleet.form()
+        fleet.agents["z"].mute = (SelfCheck,)
+        fleet.agents["a"].rank_exits(1, 7)
+        await fleet.settle()
+        assert fleet.job.phase is Phase.CHECKING
+        for name in "ab":
+            fleet.agents[name].leaves()
+        fleet.controller.tick()
+        fleet.agents["z"].drop()
+        for _ in range(3):
+            await fleet.settle(1.0)
+            await asyncio.sleep(2 * POLL_S)
+        assert (fleet.job.phase, fleet.job.ended_by) == (Phase.FAILED, "SIGINT")
+
+    run(scenario)
+
+
 def test_an_exit_that_a_node_reports_of_anothers_rank_is_ignored():
     async def scenario():
         fleet = Fleet("ab")
