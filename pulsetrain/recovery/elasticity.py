@@ -102,8 +102,9 @@ def _was_evicted(job: JobState, node: str, agent: AgentProcess) -> bool:
 
 def short_s(job: JobState) -> float:
     """How long a job that stands has been short of nodes."""
-    since_ns = job.recovery.fault.detected_ns if job.recovery is not None else job.phase_since_ns
-    return (job.now_ns() - since_ns) / 1e9
+    if job.recovery is None:
+        return job.in_phase_s()
+    return job.services.clock.monotonic_s() - job.recovery.began_s
 
 
 def _refused(job: JobState, size: int) -> bool:
@@ -287,7 +288,7 @@ def _steady(job: JobState) -> bool:
     busy = any(stop is not None for stop in stops)
     if job.phase is not Phase.RUNNING or busy or policy.observe_only or not job.attempt.first_step_done:
         return False
-    return job.now_ns() - job.phase_since_ns >= job.resizing.grow_after_s(policy.grow_after_s) * 1e9
+    return job.in_phase_s() >= job.resizing.grow_after_s(policy.grow_after_s)
 
 
 def _forget(job: JobState) -> None:

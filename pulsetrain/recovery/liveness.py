@@ -85,7 +85,7 @@ def waits_for_storage(job: JobState) -> bool:
     """
     if job.members.world or not job.members.waits_for_storage():
         return False
-    return job.now_ns() - job.phase_since_ns < STORAGE_WAIT_S * 1e9
+    return job.in_phase_s() < STORAGE_WAIT_S
 
 
 def gathered(job: JobState, *, quiet_s: float) -> Event | None:

@@ -182,7 +182,7 @@ def _awaits_nodes(job: JobState) -> bool:
     """Whether nodes that ran the job may still report to a new hub. Their ranks may run."""
     before = job.members.before
     away = before is not None and any(name not in job.members.nodes for name in before.nodes)
-    return away and job.now_ns() - job.phase_since_ns < job.services.policy.adopt_timeout_s * 1e9
+    return away and job.in_phase_s() < job.services.policy.adopt_timeout_s
 
 
 def _dumps(job: JobState, move: Move, loop: Loop) -> bool:
@@ -401,7 +401,10 @@ def _resume(job: JobState, request: MoveRequest, loop: Loop) -> None:
     resume_nodes.choose(job, request.nodes, image)
     fault = faults.resumed(request.reason, request.actor, job.attempt.number, job.now_ns())
     job.recovery = Recovery(
-        fault=fault, from_step=move.from_step if move else -1, from_nodes=resume_nodes.world_before(job)
+        fault=fault,
+        from_step=move.from_step if move else -1,
+        from_nodes=resume_nodes.world_before(job),
+        began_s=job.services.clock.monotonic_s(),
     )
     job.recovery.image, job.recovery.lose_progress = image, request.lose_progress
     loop.post(Event.RESUME)

@@ -90,7 +90,7 @@ class Recovery:
     replayed for it. `replay_named` are the nodes that go because of that. `state_awaited_of` are the lost
     nodes for whose state it waits since `state_awaited_s`, in monotonic seconds, until `state_given_up`, or
     until `steps_given_up` where not all steps would be lost. `state_awaited_steps` are those that would be,
-    and `step_s` is the time that one took, 0 while unknown.
+    and `step_s` is the time that one took, 0 while unknown. `began_s` is when it began, in monotonic seconds.
     `hung`: a hang was named, and not yet acted on, or all ranks that ended blame a peer. torch's own timeout
     ends ranks that wait, then.
     """
@@ -122,6 +122,7 @@ class Recovery:
     steps_given_up: bool = False
     state_awaited_steps: int = 0
     step_s: float = 0.0
+    began_s: float = 0.0
     resumed_by: str = "checkpointer"
 
     def blame(self, fault: Fault) -> None:

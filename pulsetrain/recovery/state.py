@@ -90,7 +90,7 @@ class JobState:
         self.resizing = Resizing.of(sizes)
         self.services = services
         self.phase = Phase.FORMING
-        self.phase_since_ns = services.clock.wall_ns()
+        self.phase_since_ns, self._phase_since_s = services.clock.wall_ns(), services.clock.monotonic_s()
         self.members = Membership()
         self.attempt = Attempt()
         self.first_attempt = -1  # of this run of the job, -1: none was launched
@@ -227,7 +227,12 @@ class JobState:
             self.time = TimeBook(self.now_ns())
         self._time_goes_on = False
         self.phase, self.phase_since_ns = phase, self.now_ns()
+        self._phase_since_s = self.services.clock.monotonic_s()
         self.note_time()
+
+    def in_phase_s(self) -> float:
+        """How long the present phase has lasted, whatever was done to the machine's clock."""
+        return self.services.clock.monotonic_s() - self._phase_since_s
 
     def note_time(self) -> None:
         """Note what the job does now."""
@@ -266,6 +271,7 @@ class JobState:
             from_nodes=world,
             hung=self.hangs.pending is not None,
             step_s=self.rate.step_s,
+            began_s=self.services.clock.monotonic_s(),
         )
         self.resizing.why_not = ""
         self.hangs.forget()

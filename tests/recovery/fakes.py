@@ -43,16 +43,16 @@ from pulsetrain.recovery.transitions import Phase
 
 
 class FakeClock:
-    """Time stands still until told otherwise."""
+    """Time stands still until told otherwise. The wall clock is `ahead_s` ahead."""
 
     def __init__(self):
-        self.now_s = 1000.0
+        self.now_s, self.ahead_s = 1000.0, 0.0
 
     def monotonic_s(self):
         return self.now_s
 
     def wall_ns(self):
-        return int(self.now_s * 1e9)
+        return int((self.now_s + self.ahead_s) * 1e9)
 
 
 class KeptJournal:

@@ -49,6 +49,19 @@ def nodes_of(fleet):
     return [member.node for member in fleet.job.world]
 
 
+def test_a_clock_that_is_set_forward_makes_no_job_smaller():
+    async def scenario():
+        fleet = fleet_of("abcd")
+        await fleet.form()
+        saved(fleet, 9)
+        await lose(fleet, "b")
+        fleet.clock.ahead_s = 400.0
+        await fleet.settle(0.5)
+        assert fleet.job.phase is Phase.WAITING
+
+    run(scenario)
+
+
 def test_a_job_that_lost_a_node_waits_and_then_goes_on_with_the_rest_in_their_order():
     async def scenario():
         fleet = fleet_of("abcd")

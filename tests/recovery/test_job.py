@@ -6,7 +6,16 @@ import dataclasses
 import pytest
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.protocol.messages import Held, HostStore, Leave, OwnCheckpoint, SelfCheck, Start, Stop
+from pulsetrain.protocol.messages import (
+    NOT_READ,
+    Held,
+    HostStore,
+    Leave,
+    OwnCheckpoint,
+    SelfCheck,
+    Start,
+    Stop,
+)
 from pulsetrain.recovery.actions import POLL_S
 from pulsetrain.recovery.hang_decision import HangDecision
 from pulsetrain.recovery.nodes import NodeState
@@ -31,6 +40,20 @@ def test_a_job_waits_until_enough_nodes_have_joined():
     async def scenario():
         fleet = Fleet("a", nnodes=2)
         await fleet.settle(5)
+        assert fleet.job.phase is Phase.FORMING
+
+    run(scenario)
+
+
+def test_a_clock_that_is_set_forward_begins_no_job_whose_storage_was_not_read():
+    async def scenario():
+        fleet = Fleet("ab")
+        for agent in fleet.agents.values():
+            agent.stored_attempt = NOT_READ
+            agent.send_heartbeat()
+        await fleet.settle(0.6)
+        fleet.clock.ahead_s = 400.0
+        await fleet.settle(0.6)
         assert fleet.job.phase is Phase.FORMING
 
     run(scenario)

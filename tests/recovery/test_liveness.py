@@ -48,10 +48,9 @@ def job(members, phase=Phase.FORMING):
     return SimpleNamespace(
         members=members,
         phase=phase,
-        phase_since_ns=0,
         recovery=None,
         nnodes=2,
-        now_ns=lambda: 0,
+        in_phase_s=lambda: 0.0,
         resizing=Resizing.of(WorldSizes(least=2, most=2)),
         services=SimpleNamespace(policy=POLICY),
     )
@@ -106,9 +105,9 @@ def test_a_job_begins_once_storage_was_read_or_was_waited_for_long_enough():
     forming = job(members)
     members.nodes["b"].take_heartbeat(heartbeat("b", stored_attempt=NOT_READ), 0.0)
     assert gathered(forming, quiet_s=1.0) is None
-    forming.now_ns = lambda: int((STORAGE_WAIT_S + 1) * 1e9)
+    forming.in_phase_s = lambda: STORAGE_WAIT_S + 1
     assert gathered(forming, quiet_s=1.0) is Event.QUORUM
-    forming.now_ns = lambda: 0
+    forming.in_phase_s = lambda: 0.0
     members.nodes["b"].take_heartbeat(heartbeat("b", stored_attempt=3), 0.0)
     assert gathered(forming, quiet_s=1.0) is Event.QUORUM
 
