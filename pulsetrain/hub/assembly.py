@@ -36,6 +36,7 @@ from pulsetrain.hub.loops import LoopTable
 from pulsetrain.hub.node_claims import NodeClaims, RefusalCollector
 from pulsetrain.hub.notifier import KeptTopology, Notifier
 from pulsetrain.hub.open_alerts import OpenAlerts
+from pulsetrain.hub.over_jobs import OverJobs
 from pulsetrain.hub.past_jobs import PastJobs
 from pulsetrain.hub.past_store import PastStore
 from pulsetrain.hub.profiles import Profiles
@@ -75,6 +76,7 @@ STALE_S: Mapping[str, float] = {
     "notifications": 120.0,
     "loop health": 10.0,
     "past jobs": 600.0,
+    "over jobs": 300.0,
     "pool": 5.0,
     "job memory": 90.0,
 }
@@ -96,6 +98,7 @@ class Detection:
     open_alerts: OpenAlerts
     analysis: StoreAnalysis
     past: PastJobs
+    over: OverJobs
     records: StoreRecords
 
 
@@ -222,6 +225,7 @@ def _add_loops(
         "notifications": notifier.turn,
         "loop health": health.turn,
         "past jobs": detection.past.turn,
+        "over jobs": detection.over.turn,
         "job memory": memory.turn,
     }
     for name, turn in turns.items():
@@ -246,20 +250,22 @@ def _detection(
     stacks = Stacks(jobs, writer, clock, loops, stopped_s=config.stopped_s)
     ras = RasReports(jobs, writer, clock, loops, stopped_s=config.stopped_s)
     records = StoreRecords(store, device, inserts=intake.inserts, hurry=intake.hurry, versions=store.inserts)
+    suspects = Suspects(jobs, clock, loops)
+    live = LiveWatch(jobs, HangEvidence(stacks, ras), reporter, clock, config, suspects, memory)
+    past_jobs = PastJobs(jobs, past, reporter, writer, clock)
     return Detection(
         reporter=reporter,
         past_findings=past.findings,
         stacks=stacks,
         ras=ras,
-        live=LiveWatch(
-            jobs, HangEvidence(stacks, ras), reporter, clock, config, Suspects(jobs, clock, loops), memory
-        ),
+        live=live,
         machines=HardwareWatch(jobs, reporter, site_tables(settings.hub.policies), clock),
         checks=CheckWatch(jobs, reporter),
         switches=SwitchWatch(jobs, reporter, reporter, clock),
         open_alerts=OpenAlerts(jobs, reporter, alerts, clock),
         analysis=StoreAnalysis(jobs, records, reporter, clock, stacks.detector, pace),
-        past=PastJobs(jobs, past, reporter, writer, clock),
+        past=past_jobs,
+        over=OverJobs(controller, past_jobs.has_ended, reporter, (live.forget, reporter.forget)),
         records=records,
     )
 

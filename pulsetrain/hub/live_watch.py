@@ -180,6 +180,11 @@ class LiveWatch:
         """What the last look for a hang said: also why a silence is none."""
         return self._memories[job].verdicts if job in self._memories else ()
 
+    def forget(self, job: str) -> None:
+        """A job is not kept any longer."""
+        self._memories.pop(job, None)
+        self._pauses.pop(job, None)
+
     def _memory(self, job: JobSnapshot) -> _Memory:
         memory = self._memories.get(job.job)
         if memory is None or memory.attempt != job.attempt:

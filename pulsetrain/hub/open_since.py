@@ -54,6 +54,10 @@ class OpenSince:
             key(f): before[key(f)] if key(f) in before else self._begin_ns(job, f) for f in still_open
         }
 
+    def forget(self, job: str) -> None:
+        """A job is not kept any longer."""
+        self._since = {name: since for name, since in self._since.items() if name[0] != job}
+
     def of(self, job: str, finding: Finding) -> int:
         """Since when a finding has been open, UTC nanoseconds."""
         name = key(finding)

@@ -96,6 +96,10 @@ class PastJobs:
         """The jobs on record that do not run here, newest first."""
         return [self._row(job) for job in self._jobs if job.job not in self._running]
 
+    def has_ended(self, name: str) -> bool:
+        """Whether the end of the newest run of a job is on record."""
+        return any(job.job == name and job.ending in _STATES for job in self._jobs)
+
     def _is_unjudged(self, job: PastJob) -> bool:
         judged = max(job.judged_step, self._judged.get((job.job, job.attempt), -1))
         return job.is_recording and job.job not in self._running and judged < job.last_step

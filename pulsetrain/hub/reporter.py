@@ -137,5 +137,11 @@ class Reporter:
         chosen = [self._of(job)] if job else self._reported.values()
         return [finding for findings in chosen for finding in findings]
 
+    def forget(self, job: str) -> None:
+        """A job is not kept any longer. What was reported of it stays: its incidents are shown."""
+        self._open.pop(job, None)
+        self._detectors.pop(job, None)
+        self._since.forget(job)
+
     def _of(self, job: str) -> deque[Finding]:
         return self._reported.setdefault(job, deque(maxlen=MOST_REPORTED))

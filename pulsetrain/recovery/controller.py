@@ -68,6 +68,15 @@ class Controller:
         """Every job by name. If several had the same name, the newest."""
         return self._jobs
 
+    def over_s(self) -> dict[str, float]:
+        """For how many seconds each job that is over has been so."""
+        return {name: job.over_s for name, job in self._jobs.items() if job.over}
+
+    def forget(self, name: str) -> None:
+        """Keep a job that is over no longer. Its attempts are counted on from by what is on record."""
+        if name in self._jobs and self._jobs[name].over:
+            del self._jobs[name]
+
     def snapshots(self) -> list[JobSnapshot]:
         """Every job as it is now."""
         return [job.snapshot() for job in self._jobs.values()]

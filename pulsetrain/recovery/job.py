@@ -78,6 +78,11 @@ class Job:
         return self._state.phase in TERMINAL
 
     @property
+    def over_s(self) -> float:
+        """For how long it has been so, in seconds. 0 where it is not."""
+        return self._state.in_phase_s() if self.over else 0.0
+
+    @property
     def attempt(self) -> int:
         """The number of the present attempt, or of the last one. -1 before the first."""
         return self._state.attempt.number

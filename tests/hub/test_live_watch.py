@@ -91,6 +91,18 @@ def test_a_hub_that_comes_after_another_knows_how_long_the_job_has_paused_before
     assert after.stacks.views[-1].usual_ns == memory.recall("j").pauses_ns
 
 
+def test_a_job_that_is_kept_no_longer_leaves_nothing_behind():
+    memory = FakeMemory()
+    site = Site(memory=memory)
+    for seconds in (0, 20, 40, 0):
+        site.look(nodes=still(seconds, stuck=None))
+    site.watch.forget("j")
+    assert (site.watch.verdicts("j"), site.watch.median_step_ns("j")) == ((), 0)
+    memory.longest_ns.clear()
+    site.look(nodes=still(1, stuck=None))
+    assert site.stacks.views[-1].usual_ns == {}
+
+
 def test_the_view_has_what_the_analyzers_need():
     nodes = (
         node_snapshot("a", status(0), status(1), heartbeat_age_s=1.5),

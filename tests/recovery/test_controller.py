@@ -253,6 +253,22 @@ def test_an_agent_that_returns_after_its_job_is_over_leaves_and_begins_no_new_on
     run(scenario)
 
 
+def test_a_job_that_is_over_can_be_forgotten_and_what_its_agents_still_say_is_ignored():
+    async def scenario():
+        fleet = await finished_without("b")
+        assert fleet.controller.over_s() == {"j": 0.0}
+        fleet.clock.now_s += 3600.0
+        assert fleet.controller.over_s() == {"j": 3600.0}
+        fleet.controller.forget("j")
+        fleet.agents["a"].send_heartbeat()
+        assert (fleet.controller.jobs, fleet.controller.over_s()) == ({}, {})
+        fleet.agents["c"] = fleet.join("c")
+        fleet.controller.forget("j")
+        assert fleet.job.attempt == 1  # the run before had attempts 0 and 1
+
+    run(scenario)
+
+
 def test_so_it_does_where_the_hub_was_started_anew_since():
     async def scenario():
         before = await finished_without("b")
