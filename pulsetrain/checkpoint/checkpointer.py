@@ -27,7 +27,7 @@ from pulsetrain.checkpoint.early_changes import EarlyChanges, Watch
 from pulsetrain.checkpoint.memory.arena import ArenaWriter, SlotWriter, create_arena
 from pulsetrain.checkpoint.memory.header_page import NOWHERE, is_arena
 from pulsetrain.checkpoint.memory.layout import Layout, encode_values
-from pulsetrain.checkpoint.memory.slots import Header
+from pulsetrain.checkpoint.memory.slots import Header, edition_after
 from pulsetrain.checkpoint.peer_lag import PeerLag
 from pulsetrain.checkpoint.reshaped_restore import ask_for_parts, take_form
 from pulsetrain.checkpoint.resharding.mailbox import read_offer, refuse_offer
@@ -85,6 +85,10 @@ class Checkpointer:
         fd = environ.get("PULSETRAIN_ARENA_FD")
         own = create_arena() if fd is None else os.dup(int(fd))
         self._arena = ArenaWriter(own)
+        mine = (self._identity.rank, self._identity.attempt)
+        before = next((i for i in self._arena.published() if (i.rank, i.attempt) == mine), None)
+        self._last_step = before and before.step  # of the last save, also where that was skipped
+        self._edition = before.edition if before else 0
         if fd is None:
             self._arena.replicated_step = self._arena.durable_step = NOWHERE
         else:
@@ -117,6 +121,7 @@ class Checkpointer:
         return result
 
     def _save(self, step: int, *, durable: bool) -> SaveResult:
+        self._edition, self._last_step = edition_after(self._edition, self._last_step, step), step
         if step % self._every and not durable and not self._arena.is_wanted(step):
             return SaveResult(step, skipped=f"not a multiple of every = {self._every}")
         started = time.perf_counter_ns()
@@ -259,6 +264,7 @@ class Checkpointer:
             durable=identity.has_agent and durable,
             replicated=self._replicated,
             shard=0 if self._replicated else layout.shard,
+            edition=self._edition,
         )
 
     def _copy(

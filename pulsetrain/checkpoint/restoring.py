@@ -157,6 +157,7 @@ class Restorer:
             payload_bytes=table.payload_bytes,
             replicated=table.replicated,
             shard=table.shard,
+            edition=manifest.edition,
         )
         self._reads = Reads()
         return write_slot(writer, header, lambda target: self._read_shards(manifest, saved, target))

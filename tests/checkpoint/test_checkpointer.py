@@ -107,6 +107,18 @@ def test_an_older_step_can_be_restored_and_the_newer_ones_are_forgotten(fd):
     assert again.train(7, 9) == reference
 
 
+def test_saves_of_one_step_are_told_apart_in_their_order(fd):
+    training = Training(fd)
+    seen = []
+    for step in (5, 5, 6, 4, 5):
+        training.checkpointer.save(step).wait()
+        newest = ArenaReader(fd).newest
+        seen.append((newest.step, newest.edition))
+    assert [step for step, _ in seen] == [5, 5, 6, 4, 5]
+    assert len(set(seen)) == 5
+    assert seen[0] == (5, 0)
+
+
 def test_the_copy_beside_forward_and_backward_is_as_of_the_saved_step(fd):
     """The optimizer's hook holds the change back until the copy is complete, however slow the copy is."""
     training = Training(fd)

@@ -38,6 +38,7 @@ def save(
     *,
     world: int = 1,
     attempt: int = 0,
+    edition: int = 0,
     durable: bool = False,
     replicated: bool = False,
     tensors: dict[str, np.ndarray] | None = None,
@@ -51,6 +52,7 @@ def save(
     header = Header(
         step=step,
         attempt=attempt,
+        edition=edition,
         rank=rank,
         world=world,
         layout_bytes=len(head),

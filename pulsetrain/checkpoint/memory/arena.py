@@ -353,6 +353,7 @@ class ArenaWriter(Arena):
             values_bytes=header.values_bytes,
             payload_bytes=header.payload_bytes,
             shard=header.shard,
+            edition=header.edition,
             checksum=whole,
             flags=PINNED * header.pinned
             | UNCHANGED * same

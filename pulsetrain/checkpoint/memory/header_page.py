@@ -16,7 +16,7 @@ from pulsetrain.checkpoint.memory.slots import MAX_SLOTS, PAGE, SlotInfo
 from pulsetrain.core.errors import CorruptData
 
 MAGIC = 0x414E455241545000
-VERSION = 7
+VERSION = 8
 SLOT_WORDS = (
     "seq",
     "generation",
@@ -34,6 +34,7 @@ SLOT_WORDS = (
     "published_ns",
     "blocked_ns",
     "shard",
+    "edition",
 )
 """Fields of `SlotInfo` in the order in which a slot's header stores them. A seal follows them."""
 

@@ -17,7 +17,7 @@ class Description:
 
     `world` is the number of ranks that saved the step. -1: it is a copy of what another rank saved. Ranks of
     one world with the same `shard` have saved the same parts of the same tensors. 0: which part it is of the
-    whole state is not known.
+    whole state is not known. `edition` tells saves of one step in one attempt apart, see `edition_after`.
     """
 
     step: int
@@ -28,6 +28,7 @@ class Description:
     values_bytes: int
     payload_bytes: int
     shard: int = 0
+    edition: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -77,6 +78,23 @@ class SlotInfo(Description):
     def unchanged(self) -> bool:
         """Its content equals that of the save before it."""
         return bool(self.flags & UNCHANGED)
+
+
+_TURNS_BACK = 1 << 16  # an edition counts those, and saves of one step in the bits below
+
+
+def edition_after(edition: int, last: int | None, step: int) -> int:
+    """The edition of the save of `step` that comes after one of step `last`, which had `edition`.
+
+    It rises where the script went back to an earlier step, and while it saves one step again. Every rank
+    counts alike. So a step and its edition name one save of all ranks in their attempt.
+
+    >>> edition_after(0, 9, 10), edition_after(0, 10, 10), edition_after(1, 10, 11), edition_after(1, 10, 9)
+    (0, 1, 0, 65536)
+    """
+    if last is None or step > last:
+        return edition // _TURNS_BACK * _TURNS_BACK
+    return edition + 1 if step == last else (edition // _TURNS_BACK + 1) * _TURNS_BACK
 
 
 def payload_offset(layout_bytes: int, values_bytes: int) -> int:

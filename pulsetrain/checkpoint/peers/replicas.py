@@ -63,7 +63,7 @@ class Snapshot(Description):
         return Header(**described, replicated=bool(self.replicated))
 
 
-_LATER = ("replicated", "shard")
+_LATER = ("replicated", "shard", "edition")
 _SNAPSHOT_FIELDS = tuple(field.name for field in dataclasses.fields(Snapshot))
 
 

@@ -33,7 +33,7 @@ class StepChooser:
         self._checkpoints, self._clock = checkpoints, clock
         self._look_every_s = max(poll_s, ANNOUNCEMENT_S)
         self._look_again = 0.0
-        self._announced: set[tuple[int, int]] = set()  # (attempt, step)
+        self._announced: set[tuple[int, int, int]] = set()  # see `_save`
 
     def choose(self, rank: int, waiting: Sequence[SlotInfo]) -> Choice:
         """From the rank's pinned checkpoints, oldest first; there is at least one."""
@@ -55,5 +55,10 @@ class StepChooser:
             for info in waiting:
                 path = self._checkpoints.path(folder_of(info.step))
                 if f"{file_stem(info, 0)}.table.json" in self._checkpoints.storage.list(path):
-                    self._announced.add((info.attempt, info.step))
-        return next((info for info in waiting if (info.attempt, info.step) in self._announced), None)
+                    self._announced.add(_save(info))
+        return next((info for info in waiting if _save(info) in self._announced), None)
+
+
+def _save(info: SlotInfo) -> tuple[int, int, int]:
+    """What all ranks' parts of one checkpoint have in common."""
+    return info.attempt, info.step, info.edition

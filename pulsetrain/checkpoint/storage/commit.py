@@ -28,7 +28,7 @@ class Committer:
         self._timeout_s = self._tables_s = timeout_s
         self._newest: tuple[Manifest, ...] = ()
         self._stored_attempt = NOT_READ
-        self._given_up: deque[tuple[int, int]] = deque(maxlen=LOOKED_AT)  # step and attempt
+        self._given_up: deque[tuple[int, int, int]] = deque(maxlen=LOOKED_AT)  # step, attempt, edition
         self._lock = Lock()
         self._changing = Lock()  # a manifest must not be written while packs are removed
 
@@ -78,6 +78,7 @@ class Committer:
             job=self._checkpoints.job,
             step=info.step,
             attempt=info.attempt,
+            edition=info.edition,
             world=info.world,
             created_ns=time.time_ns(),
             written_bytes=sum(receipt.written_bytes for receipt in receipts),
@@ -97,7 +98,8 @@ class Committer:
 
         def look() -> Manifest | None:
             manifest = self._checkpoints.manifest(info.step)
-            return manifest if manifest and manifest.attempt == info.attempt else None
+            wanted = (info.attempt, info.edition)
+            return manifest if manifest and (manifest.attempt, manifest.edition) == wanted else None
 
         return self._poller.wait(look, self._timeout_s, f"manifest of step {info.step}")
 
@@ -137,9 +139,9 @@ class Committer:
         Ranks that are late may write some of them once more. These go with the next step that is given up.
         """
         with self._changing:
-            self._given_up.append((info.step, info.attempt))
+            self._given_up.append((info.step, info.attempt, info.edition))
             try:
-                for step, attempt in self._given_up:
-                    self._checkpoints.remove_abandoned(step, attempt)
+                for step, attempt, edition in self._given_up:
+                    self._checkpoints.remove_abandoned(step, attempt, edition)
             except Exception as error:  # noqa: BLE001 - whatever a storage backend raises is an event
                 self._events.event("storage_unreadable", {"error": str(error)})

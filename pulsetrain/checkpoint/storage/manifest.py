@@ -51,6 +51,7 @@ class ManifestJson(TypedDict):
     created_ns: int
     written_bytes: int
     ranks: list[TableJson]
+    edition: NotRequired[int]
     blobs: dict[str, BlobJson]
 
 
@@ -133,7 +134,10 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """All ranks of one step. `written_bytes` were stored for it. The rest was there already or is shared."""
+    """All ranks of one step. `written_bytes` were stored for it. The rest was there already or is shared.
+
+    `edition` is as in the slots.
+    """
 
     job: str
     step: int
@@ -143,6 +147,7 @@ class Manifest:
     written_bytes: int
     tables: Mapping[int, Table]
     blobs: Mapping[str, Blob] = field(repr=False)
+    edition: int = 0
 
     @property
     def logical_bytes(self) -> int:
@@ -174,6 +179,7 @@ class Manifest:
             world=self.world,
             created_ns=self.created_ns,
             written_bytes=self.written_bytes,
+            edition=self.edition,
             ranks=[table.as_json() for _, table in sorted(self.tables.items())],
             blobs={content: blob.as_json() for content, blob in sorted(self.blobs.items())},
         )
@@ -197,6 +203,7 @@ def parse_manifest(data: bytes) -> Manifest:
             world=raw["world"],
             created_ns=raw["created_ns"],
             written_bytes=raw["written_bytes"],
+            edition=raw.get("edition", 0),
             tables={row["rank"]: Table.parse(row) for row in raw["ranks"]},
             blobs={content: Blob.parse(row) for content, row in raw["blobs"].items()},
         )
@@ -209,15 +216,24 @@ def folder_of(step: int) -> str:
     return f"step-{step:012d}"
 
 
-def stem_of(attempt: int, rank: int) -> str:
-    """What the names of a rank's files in a step's folder begin with. Each attempt has other names."""
-    return f"a{attempt}-rank-{rank:05d}"
+def stem_of(attempt: int, rank: int, edition: int = 0) -> str:
+    """What the names of a rank's files in a step's folder begin with.
+
+    Each attempt has other names, and each save of the step in it. So nothing overwrites a committed pack.
+    """
+    again = f".{edition}" if edition else ""
+    return f"a{attempt}{again}-rank-{rank:05d}"
 
 
 def _attempt_of(names: Iterable[str]) -> int:
     """The newest attempt of which a step's folder has files, -1 for none."""
-    found = (re.match(r"a(\d+)-rank-", name) for name in names)
-    return max((int(match[1]) for match in found if match), default=-1)
+    return max((save[0] for save in map(_save_of, names) if save), default=-1)
+
+
+def _save_of(name: str) -> tuple[int, int] | None:
+    """Attempt and edition of a rank's file. None for another file."""
+    match = re.match(r"a(\d+)(?:\.(\d+))?-rank-", name)
+    return (int(match[1]), int(match[2] or 0)) if match else None
 
 
 def step_of(folder: str) -> int | None:
@@ -356,15 +372,15 @@ class Checkpoints:
             self._remove(step, needed)
         return gone
 
-    def remove_abandoned(self, step: int, attempt: int) -> None:
-        """Remove what an attempt has written of a step that it has not committed.
+    def remove_abandoned(self, step: int, attempt: int, edition: int = 0) -> None:
+        """Remove what an attempt has written of one save of a step that it has not committed.
 
         A pack that a committed step refers to stays.
         """
         folder = folder_of(step)
-        mine = [n for n in self.storage.list(self.path(folder)) if _attempt_of([n]) == attempt]
+        mine = [n for n in self.storage.list(self.path(folder)) if _save_of(n) == (attempt, edition)]
         committed = self.committed() if mine else []
-        if any(m.order == (attempt, step) for m in committed):
+        if any((*m.order, m.edition) == (attempt, step, edition) for m in committed):
             return
         needed = {file for m in committed for file in m.files}
         for name in mine:

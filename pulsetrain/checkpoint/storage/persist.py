@@ -135,17 +135,17 @@ class Persister:
         with self._lock:
             arenas, busy = dict(self._arenas), bool(self._uncommitted)
         saved = [
-            {(i.attempt, i.step) for i in arena.published() if i.rank == rank and i.world > 0}
+            {(i.attempt, i.step, i.edition) for i in arena.published() if i.rank == rank and i.world > 0}
             for rank, arena in arenas.items()
         ]
         common = set.intersection(*saved) if saved else set()
-        done = common & {(m.attempt, m.step) for m in self._committer.newest}
+        done = common & {(m.attempt, m.step, m.edition) for m in self._committer.newest}
         if not common or max(common) in done:
-            return max((step for _, step in done), default=-1)
+            return max((step for _, step, _ in done), default=-1)
         waits = any(
             i.rank == r and i.world > 0 and not a.taken(i) for r, a in arenas.items() for i in a.published()
         )
-        return None if busy or waits else max((step for _, step in done), default=-1)
+        return None if busy or waits else max((step for _, step, _ in done), default=-1)
 
     def close(self) -> None:
         """Abandon what is not committed."""

@@ -125,7 +125,7 @@ class RankWriter:
 
 def file_stem(info: SlotInfo, rank: int) -> str:
     """What the names of a rank's files of this step begin with."""
-    return stem_of(info.attempt, rank)
+    return stem_of(info.attempt, rank, info.edition)
 
 
 def table_of(info: SlotInfo, data: memoryview) -> Table:

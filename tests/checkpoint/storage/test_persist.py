@@ -4,14 +4,16 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 from pulsetrain.checkpoint.memory.arena import ArenaReader
 from pulsetrain.checkpoint.storage import persist
 from pulsetrain.checkpoint.storage.backend import open_storage
 from pulsetrain.checkpoint.storage.manifest import Checkpoints
+from pulsetrain.checkpoint.storage.rank_files import table_of
 from pulsetrain.protocol.messages import NOT_READ
-from tests.checkpoint.trainers import content, save, wait_until
+from tests.checkpoint.trainers import arrays, content, save, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -58,6 +60,25 @@ def test_a_durable_save_followed_at_once_by_memory_saves_arrives(cluster, tmp_pa
         wait_until(lambda step=step: ArenaReader(fd).durable_step >= step)
         checkpoints = Checkpoints(open_storage(str(tmp_path)), "j")
         assert checkpoints.verify(checkpoints.manifest(step)) == []
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_step_that_is_saved_again_replaces_the_committed_one_and_leaves_nothing_broken(
+    cluster, tmp_path, nodes
+):
+    c = cluster(nodes, storage=str(tmp_path), persist_every=10)
+    checkpoints = Checkpoints(open_storage(str(tmp_path)), "j")
+    c.save(10)
+    wait_until(lambda: all(c.holds(name, 0, 10, "storage") for name in c.names))
+    for rank, fd in c.fds.items():
+        changed = arrays(rank, 10) | {"w0": np.full(1000, 7 + rank, dtype=np.float32)}
+        assert save(fd, rank, 10, world=nodes, edition=1, durable=True, tensors=changed)
+    wait_until(lambda: checkpoints.manifest(10).edition == 1)
+    manifest = checkpoints.manifest(10)
+    assert checkpoints.verify(manifest) == []
+    for rank, fd in c.fds.items():
+        slot = ArenaReader(fd).find(rank, 10)
+        assert manifest.tables[rank] == table_of(slot, ArenaReader(fd).view(slot))
 
 
 def persist_newest(c, timeout_s=20.0):
