@@ -29,7 +29,7 @@ from pulsetrain.checkpoint.saved_state import (
     with_tensors,
 )
 from pulsetrain.checkpoint.saved_trees import SavedTrees
-from pulsetrain.checkpoint.state_restore import extra_names, put_extra
+from pulsetrain.checkpoint.state_restore import copied_names, extra_names, load_by_itself
 from pulsetrain.checkpoint.storage.backend import open_storage
 from pulsetrain.checkpoint.storage.manifest import Checkpoints, Manifest, Segment, Table
 from pulsetrain.checkpoint.storage.shards import readers
@@ -159,13 +159,15 @@ class ModuleForm(torch.nn.Module):
 
     def load_extra(self) -> None:
         """Give it to the module."""
-        put_extra(self._of, self._of.state_dict(), self._extra)
+        load_by_itself(self._of, self._of.state_dict(), self._extra)
 
 
 def _fill_module(key: str, module: torch.nn.Module, saved: SavedState, trees: SavedTrees) -> torch.nn.Module:
     live = module.state_dict(keep_vars=True)
-    names = extra_names(live)
+    names, copies = extra_names(live), copied_names(module, live)
     fill(saved, {key: {name: value for name, value in live.items() if name not in names}})
+    if copies:
+        load_by_itself(module, live, {})
     if not names:
         return module
     tensors = live_tensors({key: {name: live[name] for name in names}})

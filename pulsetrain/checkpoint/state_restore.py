@@ -66,17 +66,18 @@ def _put(key: str, value: object, saved: Nested, state: Mapping[str, object]) ->
 
 
 def _put_module(key: str, module: torch.nn.Module, saved: Mapping[str, Nested]) -> None:
-    """Fill tensors in place. Extra state goes through the module's own loader."""
+    """Fill tensors in place. Copies, and extra state, go through the module's own loader."""
     live = module.state_dict()
     wrong = sorted(set(live) ^ set(saved))
     if wrong:
         raise CheckpointError(f"{key}: model and checkpoint differ in {', '.join(wrong[:5])}")
     extra = extra_names(live)
+    copies = copied_names(module, live)
     for name, tensor in live.items():
         if name not in extra:
             _copy(f"{key}.{name}", tensor, saved[name])
-    if extra:
-        put_extra(module, live, {name: _copied(saved[name]) for name in extra})
+    if extra or copies:
+        load_by_itself(module, live, {name: _copied(saved[name]) for name in extra})
 
 
 def extra_names(entries: Mapping[str, object]) -> list[str]:
@@ -84,8 +85,29 @@ def extra_names(entries: Mapping[str, object]) -> list[str]:
     return [n for n, v in entries.items() if n.endswith(_EXTRA) or not isinstance(v, torch.Tensor)]
 
 
-def put_extra(module: torch.nn.Module, live: Mapping[str, object], extra: Mapping[str, Nested]) -> None:
-    """Give a module its extra state. `live` is what its tensors have already."""
+def copied_names(module: torch.nn.Module, live: Mapping[str, object]) -> list[str]:
+    """Entries of a module's state that are copies, as a full state of FSDP is. To fill them changes nothing.
+
+    `live` is what its `state_dict` returned. Only where it has what is no parameter and no buffer, that is
+    called once more: what is in the same memory again is no copy.
+    """
+    own = {_memory(t) for t in (*module.parameters(), *module.buffers())}
+    tensors = {n: t for n, t in live.items() if isinstance(t, torch.Tensor) and n not in extra_names(live)}
+    others = {name: where for name, t in tensors.items() if (where := _memory(t)) and where not in own}
+    again = module.state_dict() if others else {}
+    return [name for name, where in others.items() if _memory(again[name]) != where]
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """The address of a tensor's memory. 0: it has none of its own."""
+    try:
+        return local(tensor.detach()).untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # a tensor type that wraps others
+        return 0
+
+
+def load_by_itself(module: torch.nn.Module, live: Mapping[str, object], extra: Mapping[str, Nested]) -> None:
+    """Give a module what it has to load by itself. `live` is what its tensors are to be, or are already."""
     module.load_state_dict({**live, **extra})
 
 

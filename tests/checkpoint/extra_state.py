@@ -42,3 +42,11 @@ def layers(count=0, text=""):
 
 def extra_of(model):
     return model["scaled"].count, model["scaled"].table.tolist(), model["pickled"].text
+
+
+def copying(module: torch.nn.Module) -> torch.nn.Module:
+    """A module whose state is a copy, as that of FSDP in mode FULL_STATE_DICT."""
+    module._register_state_dict_hook(
+        lambda module, state, *rest: state.update({name: value.clone() for name, value in state.items()})
+    )
+    return module

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from pulsetrain.checkpoint.reshard import load_resharded
 from pulsetrain.core.errors import CheckpointError
-from tests.checkpoint.extra_state import extra_of, layers
+from tests.checkpoint.extra_state import copying, extra_of, layers
 from tests.checkpoint.stored import commit_arrays, commit_states
 from tests.repository import ROOT
 
@@ -66,6 +66,15 @@ def test_every_shape_has_the_same_bits_and_trains_on_equally(tmp_path):
     for file in tmp_path.glob("tp4pp2-[0-9].json"):  # nobody reads the whole model
         report = json.loads(file.read_text())
         assert report["bytes_read"] < 4 * report["held"]
+
+
+def test_a_module_whose_state_is_a_copy_is_loaded(tmp_path):
+    saved = torch.nn.Linear(2, 1)
+    commit_states(tmp_path, {0: {"model": saved}})
+    model = copying(torch.nn.Linear(2, 1))
+    load_resharded(str(tmp_path), "j", {"model": model})
+    assert torch.equal(model.weight, saved.weight)
+    assert torch.equal(model.bias, saved.bias)
 
 
 WORLD = 3

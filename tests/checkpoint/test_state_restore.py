@@ -7,6 +7,7 @@ import torch
 from pulsetrain.checkpoint.memory.layout import Entry, Layout
 from pulsetrain.checkpoint.state_restore import put_back, views
 from pulsetrain.core.errors import CheckpointError
+from tests.checkpoint.extra_state import copying
 
 
 class Schedule:
@@ -56,6 +57,21 @@ def test_modules_and_tensors_are_filled_in_place():
     assert model.weight is weight
     assert float(weight.detach().sum()) == 40
     assert tensor.tolist() == [1, 1, 1]
+
+
+def test_a_module_whose_state_is_a_copy_loads_it_by_itself():
+    model = torch.nn.Sequential(copying(torch.nn.Linear(4, 2)), torch.nn.Linear(2, 1))
+    saved = {name: torch.full_like(value, 5.0) for name, value in model.state_dict().items()}
+    put_back({"model": model}, {"model": saved})
+    assert all(bool((one == 5).all()) for one in model.parameters())
+
+
+def test_state_that_is_kept_elsewhere_and_is_no_copy_is_filled_in_place():
+    model, elsewhere = torch.nn.Linear(1, 1), torch.zeros(2)
+    model._register_state_dict_hook(lambda module, state, *rest: state.update(elsewhere=elsewhere))
+    put_back({"m": model}, {"m": {name: torch.ones_like(v) for name, v in model.state_dict().items()}})
+    assert elsewhere.tolist() == [1, 1]
+    assert model.weight.item() == 1
 
 
 def test_numbers_and_other_objects_get_copies_of_their_own():
