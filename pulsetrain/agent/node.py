@@ -211,15 +211,25 @@ class Node:
             return str(error)
         return ""
 
-    def close(self, *, grace_s: float = 0.0, persist_s: float = 0.0, signum: int = signal.SIGTERM) -> None:
+    def close(
+        self,
+        *,
+        grace_s: float = 0.0,
+        persist_s: float = 0.0,
+        signum: int = signal.SIGTERM,
+        finished: bool = False,
+    ) -> None:
         """End all ranks, the zygote and the connection, in that order.
 
         Ranks may take `grace_s` to end after the signal. After them, persist the newest checkpoint where that
-        takes `persist_s` at most. 0: do not.
+        takes `persist_s` at most. 0: do not. Where the job has `finished`, wait for those that are on their
+        way to storage.
         """
         self.stop_ranks(grace_s, signum)
         if persist_s:
             self._persist(persist_s)
+        elif finished:
+            self._finish_persisting()
         self.zygotes.close()
         self.ranks.close()
         self.ranks.devices.close()
@@ -234,6 +244,16 @@ class Node:
             return
         if step >= 0:
             log.info("persisted_at_end", step=step)
+
+    def _finish_persisting(self) -> None:
+        """The script may have asked for them. A failure must not keep the agent from ending."""
+        try:
+            whole = self._parts.checkpoints.finish_persisting()
+        except Exception as error:  # whatever a storage backend raises
+            log.exception("not_persisted", error=str(error))
+            return
+        if not whole:
+            log.warning("not_persisted", error="storage took nothing more of the last checkpoint")
 
     def _state(self, now_ns: int) -> NodeState:
         restore = self._commands.restoring  # read first: once it is over, its ranks are seen or it has failed

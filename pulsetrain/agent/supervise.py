@@ -145,6 +145,7 @@ class Agent:
             grace_s=min(grace_s, self.kill_grace_s) if outcome.signal else 0.0,
             signum=outcome.signal or signal.SIGTERM,
             persist_s=self._config.persist_at_end_s if outcome.persist else 0.0,
+            finished=outcome.exit_code == 0,
         )
 
     def close(self) -> None:

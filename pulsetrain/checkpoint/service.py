@@ -307,6 +307,13 @@ class CheckpointService:
         """
         return self._persister.persist_newest(timeout_s) if self._persister else -1
 
+    def finish_persisting(self) -> bool:
+        """Wait for the checkpoints that are on their way to storage: no rank trains any more.
+
+        False where that stands still.
+        """
+        return self._persister.finish() if self._persister else True
+
     def close(self) -> None:
         """End all threads and connections. Arenas stay the caller's."""
         self._replicator.close()

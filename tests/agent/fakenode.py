@@ -204,6 +204,7 @@ class FakeCheckpoints:
         self.loads: list[tuple[int, int, str]] = []
         self.save_from_step = -1
         self.persisted_for_s: list[float] = []
+        self.finished = 0
         self.load_error: Exception | None = None
         self.resharded: list[tuple[tuple[int, ...], dict[str, str]]] = []
         self.refusals: dict[int, str] = {}
@@ -261,6 +262,10 @@ class FakeCheckpoints:
     def persist_newest(self, timeout_s: float) -> int:
         self.persisted_for_s.append(timeout_s)
         return 3
+
+    def finish_persisting(self) -> bool:
+        self.finished += 1
+        return True
 
     stored_attempt = -1
 

@@ -163,3 +163,10 @@ def test_nothing_is_persisted_unless_it_is_wanted(node):
     launched(node)
     node.close()
     assert node.checkpoints.persisted_for_s == []
+    assert not node.checkpoints.finished
+
+
+def test_a_job_that_finished_waits_for_what_is_on_its_way_to_storage(node):
+    launched(node)
+    node.close(finished=True)
+    assert (node.checkpoints.finished, node.checkpoints.persisted_for_s) == (1, [])

@@ -183,6 +183,7 @@ class RateLimit:
     ) -> None:
         self._rate, self._sleep, self._clock, self._chunk = bytes_per_s, sleep, clock, chunk_bytes
         self._due = clock()
+        self.passed_bytes = 0
 
     def __call__(self, data: memoryview) -> Iterable[memoryview]:
         """The same bytes in pieces, each when it may go."""
@@ -194,6 +195,7 @@ class RateLimit:
                     self._sleep(self._due - now)
                 self._due = max(self._due, now) + len(piece) / self._rate
             yield piece
+            self.passed_bytes += len(piece)
 
 
 def _write(file: IO[bytes], chunk: memoryview | bytes) -> int:

@@ -125,6 +125,33 @@ class Persister:
             self._stop.wait(self._config.poll_s)
         return -1
 
+    def finish(self) -> bool:
+        """Wait until every checkpoint that was due is committed or has failed, which is an event.
+
+        Call it when no rank trains any more. False where nothing has moved for twice `commit_timeout_s`.
+        """
+        self._thread.wake()
+        seen, since_s = None, time.monotonic()
+        while (left := self._left()) and not self._stop.is_set():
+            now = (left, self._rate_limit.passed_bytes)
+            if now != seen:
+                seen, since_s = now, time.monotonic()
+            elif time.monotonic() - since_s > 2 * self._config.commit_timeout_s:
+                return False
+            self._stop.wait(self._config.poll_s)
+        return not left
+
+    def _left(self) -> int:
+        """How many checkpoints wait or are being written. One that waits may be counted twice."""
+        with self._lock:
+            arenas = dict(self._arenas)
+        waiting = sum(
+            i.pinned and i.rank == r and i.world > 0 and not a.taken(i)
+            for r, a in arenas.items()
+            for i in a.published()
+        )
+        return waiting + self._uncommitted
+
     def _waits_for_rank_0(self) -> bool:
         """Whether nothing begins here because the agent of rank 0, which chooses, persists nothing."""
         with self._lock:

@@ -120,6 +120,28 @@ def test_at_the_end_nothing_waits_where_nothing_was_saved_or_all_is_stored(clust
     assert persist_newest(c) == [10, 10]
 
 
+def test_a_job_that_finishes_waits_for_a_durable_save_that_is_still_written(cluster, tmp_path, monkeypatch):
+    c = cluster(2, storage=str(tmp_path), persist_every=0)
+    for service in c.services.values():
+        put = service._checkpoints.storage.put
+        slow = lambda path, chunks, put=put: (time.sleep(0.2), put(path, chunks))[1]  # noqa: E731
+        monkeypatch.setattr(service._checkpoints.storage, "put", slow)
+    c.save(7)
+    c.save(8, durable=True)
+    with ThreadPoolExecutor() as pool:
+        assert list(pool.map(lambda one: one.finish_persisting(), c.services.values())) == [True, True]
+    assert [m.step for m in Checkpoints(open_storage(str(tmp_path)), "j").committed()] == [8]
+
+
+def test_a_job_that_finishes_waits_no_longer_where_storage_hangs(cluster, tmp_path, monkeypatch):
+    c = cluster(1, storage=str(tmp_path), persist_every=0, commit_timeout_s=0.1)
+    hangs = threading.Event()
+    monkeypatch.setattr(c.services["n0"]._checkpoints.storage, "put", lambda path, chunks: hangs.wait(20))
+    c.save(8, durable=True)
+    assert not c.services["n0"].finish_persisting()
+    hangs.set()
+
+
 def test_a_rank_that_never_arrives_leaves_no_checkpoint(cluster, tmp_path):
     c = cluster(2, storage=str(tmp_path), persist_every=10, commit_timeout_s=0.2)
     save(c.fds[0], 0, 10, world=2)
