@@ -152,7 +152,7 @@ def test_damaged_packs_are_never_restored(cluster, tmp_path, harm):
     if harm == "remove":
         pack.unlink()
     ArenaReader(c.fds[0]).forget_after(-1)
-    with pytest.raises(CheckpointError, match="cannot be restored"):
+    with pytest.raises(Unrestorable, match="cannot be restored"):
         c.services["n0"].load(0, 1, "storage")
     assert ArenaReader(c.fds[0]).find(0, 1) is None
     assert Checkpoints(open_storage(str(tmp_path)), "j").verify(

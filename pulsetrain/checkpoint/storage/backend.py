@@ -16,13 +16,13 @@ from typing import IO, Protocol
 
 import fsspec
 
-from pulsetrain.core.errors import UsageError
+from pulsetrain.core.errors import CorruptData, UsageError
 
 Sleep = Callable[[float], None]
 
 
 class Storage(Protocol):
-    """Files below one root, named by paths with slashes. Every call raises `OSError` when it fails."""
+    """Files below one root, named by paths with slashes. Every call raises `OSError` when storage fails."""
 
     def put(self, path: str, chunks: Iterable[memoryview | bytes]) -> int:
         """Write a whole file durably. Returns its size in bytes."""
@@ -31,7 +31,7 @@ class Storage(Protocol):
         """A range of a file, by default all of it. Raises `FileNotFoundError` where there is none."""
 
     def read_into(self, path: str, offset: int, target: memoryview) -> None:
-        """Fill `target` from a file. Raises `OSError` where the file is shorter."""
+        """Fill `target` from a file. Raises `CorruptData` where the file is shorter."""
 
     def list(self, folder: str) -> list[str]:
         """Names of files and folders directly in `folder`, sorted. Empty where there is no such folder."""
@@ -107,7 +107,7 @@ class LocalStorage:
             while done < len(target):
                 got = file.readinto(target[done:])
                 if not got:
-                    raise OSError(f"{path} ends {len(target) - done} bytes early")
+                    raise CorruptData(f"{path} ends {len(target) - done} bytes early")
                 done += got
 
     def list(self, folder: str) -> list[str]:
@@ -151,7 +151,7 @@ class FsspecStorage:
     def read_into(self, path: str, offset: int, target: memoryview) -> None:
         data = self.read(path, offset, len(target))
         if len(data) != len(target):
-            raise OSError(f"{path} ends {len(target) - len(data)} bytes early")
+            raise CorruptData(f"{path} ends {len(target) - len(data)} bytes early")
         target[:] = data
 
     def list(self, folder: str) -> list[str]:

@@ -6,7 +6,7 @@ import fsspec
 import pytest
 
 from pulsetrain.checkpoint.storage.backend import FsspecStorage, LocalStorage, RateLimit, open_storage
-from pulsetrain.core.errors import UsageError
+from pulsetrain.core.errors import CorruptData, UsageError
 
 
 @pytest.fixture(params=["local", "file", "memory"])
@@ -44,7 +44,7 @@ def test_missing_files_and_folders(storage):
 
 def test_a_file_that_is_too_short_is_an_error(storage):
     storage.put("f", [b"abc"])
-    with pytest.raises(OSError, match="f ends 2 bytes early"):
+    with pytest.raises(CorruptData, match="f ends 2 bytes early"):
         storage.read_into("f", 1, memoryview(bytearray(4)))
 
 
