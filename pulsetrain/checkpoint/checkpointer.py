@@ -35,7 +35,7 @@ from pulsetrain.checkpoint.rng import RngState, StateWithRng
 from pulsetrain.checkpoint.save_result import SaveResult
 from pulsetrain.checkpoint.slot_targets import LayoutCache, TargetCache
 from pulsetrain.checkpoint.state_restore import put_back, read_state
-from pulsetrain.checkpoint.statetree import collect, expected_bytes
+from pulsetrain.checkpoint.statetree import Leaves, collect, expected_bytes
 from pulsetrain.collectors.rank.handle import process_handle
 from pulsetrain.core.errors import CheckpointError, CorruptData, NotReshardable, PulsetrainError, UsageError
 
@@ -141,12 +141,22 @@ class Checkpointer:
         writing.bytes[: len(head) + len(values)] = head + values
         self._last = result = SaveResult(step, arena=self._arena)
         try:
-            pairs = self._targets.pairs(writing, leaves, layout)
-            self._copier.begin(pairs)
+            return self._copy_and_publish(writing, leaves, layout, result, started)
         except Exception as error:  # noqa: BLE001 - such as CUDA without memory: the loop goes on
             self._fail(result, error)
             result.mark_copied()
             return result
+        except BaseException as error:  # such as KeyboardInterrupt: nobody may wait for this save
+            self._fail(result, error)
+            result.mark_copied()
+            raise
+
+    def _copy_and_publish(
+        self, writing: SlotWriter, leaves: Leaves, layout: Layout, result: SaveResult, started: int
+    ) -> SaveResult:
+        """Begin the copy, and leave the rest to the checkpoint thread unless the state is small."""
+        pairs = self._targets.pairs(writing, leaves, layout)
+        self._copier.begin(pairs)
         at_once = self._copier.cpu_bound and writing.header.total_bytes < _COPY_AT_ONCE_BYTES
         if self._blocking or at_once:
             self._copy(writing, pairs, result)
@@ -289,18 +299,22 @@ class Checkpointer:
         self, writing: SlotWriter, pairs: Pairs, result: SaveResult, watch: Watch | None = None
     ) -> None:
         """Seal and publish what is copied, on the checkpoint thread."""
-        if not result.copied:
-            self._copy(writing, pairs, result, watch)
         try:
+            if not result.copied:
+                self._copy(writing, pairs, result, watch)
             if not result.finished:
                 result.mark_published(writing.commit())
         except Exception as error:  # noqa: BLE001 - a thread's edge: the loop goes on, the result says what happened
             self._fail(result, error)
+        except BaseException as error:
+            self._fail(result, error)
+            raise
 
-    def _fail(self, result: SaveResult, error: Exception) -> None:
+    def _fail(self, result: SaveResult, error: BaseException) -> None:
         result.mark_failed(error)
-        self._arena.skip(result.step, str(error))
-        log.warning("checkpoint_failed", step=result.step, error=str(error))
+        why = str(error) or type(error).__name__
+        self._arena.skip(result.step, why)
+        log.warning("checkpoint_failed", step=result.step, error=why)
 
     def _skip(self, step: int, reason: str) -> SaveResult:
         self._arena.skip(step, reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeout
 from threading import Event
 
@@ -108,9 +108,11 @@ class SaveResult:
         """It is readable in the arena."""
         self._published.set_result(info)
 
-    def mark_failed(self, error: Exception) -> None:
-        """It never will be readable."""
-        self._published.set_exception(CheckpointError(f"step {self.step}: {error}"))
+    def mark_failed(self, error: BaseException) -> None:
+        """It never will be readable. Nothing changes where it is readable or has failed already."""
+        why = str(error) or type(error).__name__
+        with contextlib.suppress(InvalidStateError):
+            self._published.set_exception(CheckpointError(f"step {self.step}: {why}"))
 
     def wait_copied(self) -> None:
         """Wait until the state may change."""

@@ -107,6 +107,27 @@ def test_an_older_step_can_be_restored_and_the_newer_ones_are_forgotten(fd):
     assert again.train(7, 9) == reference
 
 
+@pytest.mark.parametrize("part", ["begin", "finish"])
+def test_a_save_that_is_interrupted_holds_up_no_other(fd, part, monkeypatch):
+    training = Training(fd)
+    training.train(1, 2)
+
+    def interrupt(pairs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.checkpointer._copier, part, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            training.checkpointer.save(3)
+    assert ArenaReader(fd).newest.step == 2
+    later = []
+    worker = threading.Thread(target=lambda: later.append(training.train(3, 3)), daemon=True)
+    worker.start()
+    worker.join(20)
+    assert later
+    assert ArenaReader(fd).newest.step == 3
+
+
 def test_saves_of_one_step_are_told_apart_in_their_order(fd):
     training = Training(fd)
     seen = []
