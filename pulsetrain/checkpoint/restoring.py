@@ -140,6 +140,8 @@ class Restorer:
         manifest = checkpoints.manifest(step) if checkpoints else None
         if manifest is None:
             raise CheckpointError(f"step {step} is not in storage")
+        if checkpoints is not None and checkpoints.is_foreign(manifest):
+            raise CheckpointError(f"step {step} in storage is of another run that goes on beside this one")
         return manifest
 
     def _write_stored(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from threading import Lock
@@ -167,6 +168,8 @@ class CheckpointService:
         with self._lock:
             self._world, self._holders = ordered, holders
             self._server.token = self._key = key or self._config.token
+        if self._checkpoints is not None:
+            self._checkpoints.begin_run(_run_of(key))
         if _is_known(ordered):
             self._server.keep_only({node.node for node in (*ordered, *holders)})
         self._events.attempt = attempt
@@ -339,6 +342,11 @@ class CheckpointService:
             node=self._node,
             timeout_s=self._config.peer_timeout_s,
         )
+
+
+def _run_of(key: str) -> str:
+    """What tells this run of the job from one of another hub. A new hub of the same token gives the same."""
+    return hashlib.sha256(f"run of {key}".encode()).hexdigest()[:8] if key else ""
 
 
 def _is_known(world: Sequence[WorldNode]) -> bool:

@@ -54,7 +54,8 @@ class StepChooser:
             self._look_again = now + self._look_every_s
             for info in waiting:
                 path = self._checkpoints.path(folder_of(info.step))
-                if f"{file_stem(info, 0)}.table.json" in self._checkpoints.storage.list(path):
+                stem = file_stem(info, 0, self._checkpoints.run)
+                if f"{stem}.table.json" in self._checkpoints.storage.list(path):
                     self._announced.add(_save(info))
         return next((info for info in waiting if _save(info) in self._announced), None)
 

@@ -12,7 +12,7 @@ from pulsetrain.checkpoint.memory.slots import SlotInfo
 from pulsetrain.checkpoint.storage.manifest import MANIFEST, Checkpoints, Manifest, folder_of
 from pulsetrain.checkpoint.storage.polling import Poller
 from pulsetrain.checkpoint.storage.rank_files import read_receipts, read_tables
-from pulsetrain.core.errors import CheckpointError
+from pulsetrain.core.errors import CheckpointError, CorruptData
 from pulsetrain.protocol.messages import NOT_READ
 
 LOOKED_AT = 8  # newest checkpoints: a job may have run with another number of ranks meanwhile
@@ -79,6 +79,7 @@ class Committer:
             step=info.step,
             attempt=info.attempt,
             edition=info.edition,
+            run=self._checkpoints.run,
             world=info.world,
             created_ns=time.time_ns(),
             written_bytes=sum(receipt.written_bytes for receipt in receipts),
@@ -86,6 +87,7 @@ class Committer:
             blobs=blobs,
         )
         path = self._checkpoints.path(f"{folder_of(info.step)}/{MANIFEST}")
+        self._refuse_foreign(info.step)
         with self._changing:  # a pack of an earlier step may be gone since a rank decided to refer to it
             lost = self._checkpoints.lost_files(manifest)
             if lost:
@@ -93,13 +95,26 @@ class Committer:
             self._checkpoints.storage.put(path, [manifest.encode()])
         return manifest
 
+    def _refuse_foreign(self, step: int) -> None:
+        """Raise where another run, which goes on beside this one, has committed the step."""
+        try:
+            there = self._checkpoints.manifest(step)
+        except CorruptData:
+            return
+        if there is not None and self._checkpoints.is_foreign(there):
+            raise CheckpointError(
+                f"step {step}: another run writes the checkpoints of job {self._checkpoints.job} in this "
+                "storage too: give --job another name"
+            )
+
     def await_commit(self, info: SlotInfo) -> Manifest:
         """The manifest that rank 0's agent writes. Raises `CheckpointError` where it is late."""
 
         def look() -> Manifest | None:
             manifest = self._checkpoints.manifest(info.step)
-            wanted = (info.attempt, info.edition)
-            return manifest if manifest and (manifest.attempt, manifest.edition) == wanted else None
+            wanted = (info.attempt, info.edition, self._checkpoints.run)
+            found = manifest and (manifest.attempt, manifest.edition, manifest.run)
+            return manifest if found == wanted else None
 
         return self._poller.wait(look, self._timeout_s, f"manifest of step {info.step}")
 

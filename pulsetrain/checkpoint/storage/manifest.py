@@ -12,7 +12,8 @@ import builtins
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NotRequired, TypedDict
 
@@ -24,6 +25,7 @@ from pulsetrain.core.errors import CorruptData, Unavailable
 from pulsetrain.core.progress import Report, unseen
 
 FORMAT = 1
+CLOCKS_DIFFER_NS = 5 * 10**9  # by this much at most, of the nodes of two runs
 MANIFEST = "manifest.json"
 
 BlobJson = tuple[str, int, int]
@@ -52,6 +54,7 @@ class ManifestJson(TypedDict):
     written_bytes: int
     ranks: list[TableJson]
     edition: NotRequired[int]
+    run: NotRequired[str]
     blobs: dict[str, BlobJson]
 
 
@@ -136,7 +139,7 @@ class Table:
 class Manifest:
     """All ranks of one step. `written_bytes` were stored for it. The rest was there already or is shared.
 
-    `edition` is as in the slots.
+    `edition` is as in the slots. `run` saved it, see `Checkpoints`.
     """
 
     job: str
@@ -148,6 +151,7 @@ class Manifest:
     tables: Mapping[int, Table]
     blobs: Mapping[str, Blob] = field(repr=False)
     edition: int = 0
+    run: str = ""
 
     @property
     def logical_bytes(self) -> int:
@@ -180,6 +184,7 @@ class Manifest:
             created_ns=self.created_ns,
             written_bytes=self.written_bytes,
             edition=self.edition,
+            run=self.run,
             ranks=[table.as_json() for _, table in sorted(self.tables.items())],
             blobs={content: blob.as_json() for content, blob in sorted(self.blobs.items())},
         )
@@ -204,6 +209,7 @@ def parse_manifest(data: bytes) -> Manifest:
             created_ns=raw["created_ns"],
             written_bytes=raw["written_bytes"],
             edition=raw.get("edition", 0),
+            run=raw.get("run", ""),
             tables={row["rank"]: Table.parse(row) for row in raw["ranks"]},
             blobs={content: Blob.parse(row) for content, row in raw["blobs"].items()},
         )
@@ -216,13 +222,13 @@ def folder_of(step: int) -> str:
     return f"step-{step:012d}"
 
 
-def stem_of(attempt: int, rank: int, edition: int = 0) -> str:
+def stem_of(attempt: int, rank: int, edition: int = 0, run: str = "") -> str:
     """What the names of a rank's files in a step's folder begin with.
 
-    Each attempt has other names, and each save of the step in it. So nothing overwrites a committed pack.
+    Each run and attempt has other names, and each save of the step in it. So nothing overwrites a pack.
     """
-    again = f".{edition}" if edition else ""
-    return f"a{attempt}{again}-rank-{rank:05d}"
+    again, whose = f".{edition}" if edition else "", f"-{run}" if run else ""
+    return f"a{attempt}{again}{whose}-rank-{rank:05d}"
 
 
 def _attempt_of(names: Iterable[str]) -> int:
@@ -230,10 +236,10 @@ def _attempt_of(names: Iterable[str]) -> int:
     return max((save[0] for save in map(_save_of, names) if save), default=-1)
 
 
-def _save_of(name: str) -> tuple[int, int] | None:
-    """Attempt and edition of a rank's file. None for another file."""
-    match = re.match(r"a(\d+)(?:\.(\d+))?-rank-", name)
-    return (int(match[1]), int(match[2] or 0)) if match else None
+def _save_of(name: str) -> tuple[int, int, str] | None:
+    """Attempt, edition and run of a rank's file. None for another file."""
+    match = re.match(r"a(\d+)(?:\.(\d+))?(?:-([0-9a-f]+))?-rank-", name)
+    return (int(match[1]), int(match[2] or 0), match[3] or "") if match else None
 
 
 def step_of(folder: str) -> int | None:
@@ -243,11 +249,27 @@ def step_of(folder: str) -> int | None:
 
 
 class Checkpoints:
-    """The committed checkpoints of one job in a storage."""
+    """The committed checkpoints of one job in a storage.
+
+    `run` tells this run of the job from others (hexadecimal digits, "" for none). Their files have other
+    names, and what they have committed since this one began is theirs.
+    """
 
     def __init__(self, storage: Storage, job: str) -> None:
         self.storage = storage
         self.job = job
+        self.run = ""
+        self._began_ns = time.time_ns()
+
+    def begin_run(self, run: str) -> None:
+        """From now on write for this run."""
+        if run != self.run:
+            self.run, self._began_ns = run, time.time_ns()
+
+    def is_foreign(self, manifest: Manifest) -> bool:
+        """Whether another run has committed it that goes on beside this one."""
+        another = bool(self.run) and manifest.run not in ("", self.run)
+        return another and manifest.created_ns > self._began_ns + CLOCKS_DIFFER_NS
 
     def path(self, file: str) -> str:
         """Path in the storage of a file that a blob names."""
@@ -355,9 +377,12 @@ class Checkpoints:
 
         `last` counts from the newest, see `committed`. Steps beyond the newest stay: an earlier attempt got
         so far, and perhaps somebody wants to go on from there. Steps without a manifest go too where they
-        are older than the newest step. A pack that a kept manifest refers to stays.
+        are older than the newest step. A pack that a kept manifest refers to stays. So does all that another
+        run writes which goes on beside this one.
         """
-        manifests = self.committed()
+        committed = self.committed()
+        foreign = [m for m in committed if self.is_foreign(m)]
+        manifests = [m for m in committed if m not in foreign]
         keep = [
             m
             for i, m in enumerate(manifests)
@@ -365,12 +390,24 @@ class Checkpoints:
         ]
         if not keep:
             return []
+        keep += foreign
         needed = frozenset(f for m in keep for f in m.files)
-        kept_steps = {m.step for m in keep}
+        kept_steps = {m.step for m in keep} | self._begun_by({m.run for m in foreign})
         gone = [s for s in self.steps() if s < manifests[0].step and s not in kept_steps]
         for step in gone:
             self._remove(step, needed)
         return gone
+
+    def _begun_by(self, runs: Collection[str]) -> set[int]:
+        """Steps of which these runs have written anything."""
+        if not runs:
+            return set()
+        names = {step: self.storage.list(self.path(folder_of(step))) for step in self.steps()}
+        return {
+            step
+            for step, some in names.items()
+            if any(save[2] in runs for save in map(_save_of, some) if save)
+        }
 
     def remove_abandoned(self, step: int, attempt: int, edition: int = 0) -> None:
         """Remove what an attempt has written of one save of a step that it has not committed.
@@ -378,9 +415,12 @@ class Checkpoints:
         A pack that a committed step refers to stays.
         """
         folder = folder_of(step)
-        mine = [n for n in self.storage.list(self.path(folder)) if _save_of(n) == (attempt, edition)]
+        mine = [
+            n for n in self.storage.list(self.path(folder)) if _save_of(n) == (attempt, edition, self.run)
+        ]
         committed = self.committed() if mine else []
-        if any((*m.order, m.edition) == (attempt, step, edition) for m in committed):
+        mine_committed = (attempt, step, edition, self.run)
+        if any((*m.order, m.edition, m.run) == mine_committed for m in committed):
             return
         needed = {file for m in committed for file in m.files}
         for name in mine:

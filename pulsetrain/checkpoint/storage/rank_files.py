@@ -89,7 +89,7 @@ class RankWriter:
         known = {content: blob for manifest in stored for content, blob in manifest.blobs.items()}
         fresh = {s.hash: s for s in mine if s.hash not in known}
         blobs = {s.hash: known[s.hash] for s in mine if s.hash in known}
-        pack = f"{folder_of(info.step)}/{file_stem(info, info.rank)}.pack"
+        pack = self._file("pack")
         offset = 0
         for segment in fresh.values():
             blobs[segment.hash] = Blob(file=pack, offset=offset, bytes=segment.bytes)
@@ -119,13 +119,16 @@ class RankWriter:
             yield from self._rate_limit(self._data[segment.offset : segment.offset + segment.bytes])
 
     def _put(self, suffix: str, chunks: Iterable[memoryview | bytes]) -> None:
-        path = f"{folder_of(self._info.step)}/{file_stem(self._info, self._info.rank)}.{suffix}"
-        self._checkpoints.storage.put(self._checkpoints.path(path), chunks)
+        self._checkpoints.storage.put(self._checkpoints.path(self._file(suffix)), chunks)
+
+    def _file(self, suffix: str) -> str:
+        stem = file_stem(self._info, self._info.rank, self._checkpoints.run)
+        return f"{folder_of(self._info.step)}/{stem}.{suffix}"
 
 
-def file_stem(info: SlotInfo, rank: int) -> str:
+def file_stem(info: SlotInfo, rank: int, run: str = "") -> str:
     """What the names of a rank's files of this step begin with."""
-    return stem_of(info.attempt, rank, info.edition)
+    return stem_of(info.attempt, rank, info.edition, run)
 
 
 def table_of(info: SlotInfo, data: memoryview) -> Table:
@@ -188,7 +191,7 @@ def read_receipts(checkpoints: Checkpoints, info: SlotInfo) -> list[Receipt] | N
 
 def _read_all(checkpoints: Checkpoints, info: SlotInfo, kind: str) -> list[bytes] | None:
     folder = folder_of(info.step)
-    names = [f"{file_stem(info, rank)}.{kind}.json" for rank in range(info.world)]
+    names = [f"{file_stem(info, rank, checkpoints.run)}.{kind}.json" for rank in range(info.world)]
     if not set(names) <= set(checkpoints.storage.list(checkpoints.path(folder))):
         return None
     return [checkpoints.storage.read(checkpoints.path(f"{folder}/{name}")) for name in names]

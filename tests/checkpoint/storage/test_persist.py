@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from pulsetrain.checkpoint.memory.arena import ArenaReader
-from pulsetrain.checkpoint.storage import persist
+from pulsetrain.checkpoint.storage import manifest, persist
 from pulsetrain.checkpoint.storage.backend import open_storage
 from pulsetrain.checkpoint.storage.manifest import Checkpoints
 from pulsetrain.checkpoint.storage.rank_files import table_of
+from pulsetrain.core.errors import CheckpointError
 from pulsetrain.protocol.messages import NOT_READ
 from tests.checkpoint.trainers import arrays, content, save, wait_until
 
@@ -74,11 +75,35 @@ def test_a_step_that_is_saved_again_replaces_the_committed_one_and_leaves_nothin
         changed = arrays(rank, 10) | {"w0": np.full(1000, 7 + rank, dtype=np.float32)}
         assert save(fd, rank, 10, world=nodes, edition=1, durable=True, tensors=changed)
     wait_until(lambda: checkpoints.manifest(10).edition == 1)
-    manifest = checkpoints.manifest(10)
-    assert checkpoints.verify(manifest) == []
+    again = checkpoints.manifest(10)
+    assert checkpoints.verify(again) == []
     for rank, fd in c.fds.items():
         slot = ArenaReader(fd).find(rank, 10)
-        assert manifest.tables[rank] == table_of(slot, ArenaReader(fd).view(slot))
+        assert again.tables[rank] == table_of(slot, ArenaReader(fd).view(slot))
+
+
+def test_two_runs_of_one_job_do_not_mix_their_checkpoints(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(manifest, "CLOCKS_DIFFER_NS", 0)
+    runs = [cluster(1, storage=str(tmp_path), persist_every=0) for _ in range(2)]
+    for number, one in enumerate(runs):
+        one.set_world(["n0"], 0, key=f"key of hub {number}")
+    checkpoints = Checkpoints(open_storage(str(tmp_path)), "j")
+    runs[0].save(10, durable=True, tensors=arrays(1, 0))
+    wait_until(lambda: runs[0].holds("n0", 0, 10, "storage"))
+    before = checkpoints.manifest(10)
+    runs[1].save(10, durable=True, tensors=arrays(2, 0))
+    events = []
+    wait_until(lambda: events.extend(runs[1].events("n0")) or "persist_failed" in dict(events))
+    assert "give --job another name" in dict(events)["persist_failed"]["error"]
+    for step in (20, 30, 40):
+        runs[1].save(step, durable=True, tensors=arrays(2, step))
+        wait_until(lambda step=step: runs[1].holds("n0", 0, step, "storage"))
+    wait_until(lambda: checkpoints.manifest(20) is None)  # its own older steps go
+    assert checkpoints.manifest(10) == before
+    assert checkpoints.verify(before) == []
+    ArenaReader(runs[1].fds[0]).forget_after(-1)
+    with pytest.raises(CheckpointError, match="of another run"):
+        runs[1].services["n0"].load(0, 10, "storage")
 
 
 def persist_newest(c, timeout_s=20.0):
