@@ -15,6 +15,7 @@ import os
 import time
 import uuid
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -194,10 +195,17 @@ class PulsetrainWriter(StorageWriter):
 
 
 class PulsetrainReader(StorageReader):
-    """Reads one committed step, by default the newest. `bytes_read` counts what this process read."""
+    """Reads one committed step, by default the newest. `bytes_read` counts what this process read.
 
-    def __init__(self, storage: str, job: str, step: int | None = None) -> None:
+    Of tensors whose names begin with one of `may_differ`, the first rank's part is read where ranks have
+    saved different values.
+    """
+
+    def __init__(
+        self, storage: str, job: str, step: int | None = None, *, may_differ: Sequence[str] = ()
+    ) -> None:
         super().__init__()
+        self._may_differ = may_differ
         self._checkpoints = Checkpoints(open_storage(storage), job)
         self._step = step
         self._index: TensorIndex | None = None
@@ -277,7 +285,7 @@ class PulsetrainReader(StorageReader):
             manifest = newest if self._step is None else checkpoints.manifest(self._step)
             if manifest is None:
                 raise CheckpointError(f"job {checkpoints.job}: step {self._step} is not committed")
-            self._index = TensorIndex(checkpoints, manifest)
+            self._index = TensorIndex(checkpoints, manifest, may_differ=self._may_differ)
         return self._index
 
     def _values(self) -> dict[str, Plain]:
@@ -296,13 +304,15 @@ class PulsetrainReader(StorageReader):
         return stream
 
 
-def export_dcp(storage: str, job: str, folder: Path, step: int | None = None) -> int:
+def export_dcp(
+    storage: str, job: str, folder: Path, step: int | None = None, *, may_differ: Sequence[str] = ()
+) -> int:
     """Write a committed step, by default the newest, as a folder that all of DCP's tools read.
 
     Returns the step. The whole state is in memory meanwhile, as it is with those tools. Raises
-    `CheckpointError`.
+    `CheckpointError`. `may_differ` is as for `PulsetrainReader`.
     """
-    reader = PulsetrainReader(storage, job, step)
+    reader = PulsetrainReader(storage, job, step, may_differ=may_differ)
     state: dict[str, Nested] = {}
     _load_state_dict(state, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
     with warnings.catch_warnings():

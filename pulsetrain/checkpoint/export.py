@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -40,17 +40,18 @@ def export_safetensors(
     *,
     prefix: str = "model.",
     shard_bytes: int = 5 << 30,
+    may_differ: Sequence[str] = (),
     report: Report = unseen,
 ) -> list[Path]:
     """Write every tensor whose name begins with `prefix`, and return the files. Names lose the prefix.
 
     More than `shard_bytes` becomes several files and model.safetensors.index.json, as Hugging Face reads
-    them. `report` takes the bytes that are written, of all bytes.
+    them. `report` takes the bytes that are written, of all bytes. `may_differ` is as for `TensorIndex`.
 
-    Raises `CheckpointError` where no tensor has the prefix or safetensors does not know its type. Raises
-    `UsageError` for a folder that cannot be written.
+    Raises `CheckpointError` where no tensor has the prefix, safetensors does not know its type, or ranks have
+    saved different values of it. Raises `UsageError` for a folder that cannot be written.
     """
-    index = TensorIndex(checkpoints, manifest)
+    index = TensorIndex(checkpoints, manifest, may_differ=may_differ)
     wanted = [t for name, t in sorted(index.tensors.items()) if name.startswith(prefix)]
     if not wanted:
         some = ", ".join(sorted({n.split(".")[0] for n in index.tensors})[:10])

@@ -39,6 +39,8 @@ from pulsetrain.core.progress import progress
 from pulsetrain.elastic.element_types import keep_types
 from pulsetrain.elastic.saved_optimizer import SavedOptimizer
 
+_WHOLE_OBJECTS = (torch.nn.Module, torch.optim.Optimizer, torch.Tensor)
+
 
 def load_resharded(
     storage: str,
@@ -48,18 +50,22 @@ def load_resharded(
     step: int | None = None,
     group: dist.ProcessGroup | None = None,
     show_progress: bool = False,
+    may_differ: Sequence[str] = (),
 ) -> tuple[int, int]:
     """Fill `state` (as `Checkpointer` takes it) from the newest committed step, or from `step`.
 
     With a process `group` of backend gloo, whose ranks must all call this, content that several of its ranks
     need is read by one of them and sent to the others. Returns the step and the bytes that this process read
     from storage. `show_progress` shows on standard error how far this process has come: give it on one rank.
+    Of names that begin with one of `may_differ`, the first rank's part is taken where ranks have saved
+    different values. So it is in objects other than modules, optimizers and tensors.
 
-    Raises `CheckpointError` where there is no such step, or a tensor that `state` needs is missing or has
-    another global shape. Raises `CorruptData` for damaged bytes.
+    Raises `CheckpointError` where there is no such step, or a tensor that `state` needs is missing, has
+    another global shape, or other values on another rank. Raises `CorruptData` for damaged bytes.
     """
     checkpoints = Checkpoints(open_storage(storage), job)
-    index = TensorIndex(checkpoints, _manifest(checkpoints, step))
+    others = [f"{key}." for key, value in state.items() if not isinstance(value, _WHOLE_OBJECTS)]
+    index = TensorIndex(checkpoints, _manifest(checkpoints, step), may_differ=[*may_differ, *others])
     trees = _trees(index)
     wanted: Mapping[str, Segment] = {}
     if group is not None or show_progress:

@@ -112,10 +112,22 @@ def checkpoint_verify(source: StorageOptions, step: int | None, as_json: bool) -
     metavar="TEXT",
     help="Export only tensors whose names begin with TEXT, and drop it from the names.",
 )
+@click.option(
+    "--may-differ",
+    multiple=True,
+    metavar="TEXT",
+    help="Take the first rank's part of tensors whose names begin with TEXT where ranks have saved different "
+    "values. Repeatable.",
+)
 @_storage_options
 @json_option
 def checkpoint_export(
-    source: StorageOptions, step: int | None, out: Path, prefix: str, as_json: bool
+    source: StorageOptions,
+    step: int | None,
+    out: Path,
+    prefix: str,
+    may_differ: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Write the model as Hugging Face safetensors, however it was sharded.
 
@@ -127,7 +139,9 @@ def checkpoint_export(
     checkpoints = source.open()
     manifest = browse.committed_step(checkpoints, step)
     with progress(f"Exporting step {manifest.step}", unit="bytes") as report:
-        files = export_safetensors(checkpoints, manifest, out, prefix=prefix, report=report)
+        files = export_safetensors(
+            checkpoints, manifest, out, prefix=prefix, may_differ=may_differ, report=report
+        )
     if as_json:
         print_json({"step": manifest.step, "files": [str(f) for f in files]})
         return

@@ -12,6 +12,21 @@ from pulsetrain.core.errors import CheckpointError, UsageError
 from tests.checkpoint.stored import commit_arrays
 
 
+def test_shards_that_are_no_parts_of_a_whole_are_not_exported_as_such(tmp_path):
+    def of(rank: int, name: str) -> tuple:
+        return name, np.full(3, rank, dtype=np.float32), (), ()
+
+    names = ("model.up.weight", "model.norm.running_mean")
+    checkpoints = commit_arrays(tmp_path / "store", {rank: [of(rank, n) for n in names] for rank in (0, 1)})
+    manifest = checkpoints.manifest(1)
+    with pytest.raises(CheckpointError, match=r"model.up.weight: rank 1 has saved other values"):
+        export_safetensors(checkpoints, manifest, tmp_path / "out")
+    (file,) = export_safetensors(checkpoints, manifest, tmp_path / "out", may_differ=["model.up."])
+    with safe_open(file, "np") as tensors:
+        assert tensors.get_tensor("up.weight").tolist() == [0, 0, 0]
+        assert tensors.get_tensor("norm.running_mean").tolist() == [0, 0, 0]
+
+
 def test_export_writes_what_safetensors_reads(tmp_path):
     rng = np.random.default_rng(1)
     w, b = rng.random((6, 4), dtype=np.float32), rng.random(6, dtype=np.float32)

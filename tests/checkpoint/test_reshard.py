@@ -77,6 +77,33 @@ def test_a_module_whose_state_is_a_copy_is_loaded(tmp_path):
     assert torch.equal(model.bias, saved.bias)
 
 
+def test_parameters_that_differ_between_ranks_are_not_taken_from_the_first(tmp_path):
+    models = [torch.nn.Linear(2, 1) for _ in range(2)]
+    orders = [Order(torch.tensor([rank])) for rank in range(2)]
+    commit_states(tmp_path, {r: {"model": models[r], "order": orders[r]} for r in range(2)})
+    order = Order(torch.tensor([7]))
+    load_resharded(str(tmp_path), "j", {"order": order})  # an object's state is rank 0's
+    assert order.next.tolist() == [0]
+    model = torch.nn.Linear(2, 1)
+    with pytest.raises(CheckpointError, match=r"model.weight: rank 1 has saved other values"):
+        load_resharded(str(tmp_path), "j", {"model": model})
+    load_resharded(str(tmp_path), "j", {"model": model}, may_differ=["model."])
+    assert torch.equal(model.weight, models[0].weight)
+
+
+class Order:
+    """In which order a rank reads its samples."""
+
+    def __init__(self, following: torch.Tensor) -> None:
+        self.next = following
+
+    def state_dict(self) -> dict:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.next = state["next"]
+
+
 WORLD = 3
 
 

@@ -22,6 +22,7 @@ from pulsetrain.core.errors import CheckpointError, CorruptData
 from pulsetrain.core.progress import Report, unseen
 
 Shape = tuple[int, ...]
+_OF_BATCH_NORMS = (".running_mean", ".running_var")  # each data-parallel rank has seen other samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,15 +52,25 @@ class Stored:
 class TensorIndex:
     """Every tensor of a committed step. `bytes_read` counts what came from storage.
 
-    `report` takes the bytes that came, from storage or from another rank.
+    `report` takes the bytes that came, from storage or from another rank. Where ranks have saved different
+    values of the same part, a tensor is not read. Of names that begin as one of `may_differ` says, and of
+    what batch norms, extra state and random generators keep, the first rank's part is.
     """
 
-    def __init__(self, checkpoints: Checkpoints, manifest: Manifest, *, cached_boxes: int = 2) -> None:
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        manifest: Manifest,
+        *,
+        cached_boxes: int = 2,
+        may_differ: Sequence[str] = (),
+    ) -> None:
         """Reads the layouts of all ranks. Raises `CorruptData`, and `CheckpointError` where ranks
         disagree."""
         self._checkpoints, self.manifest = checkpoints, manifest
         self._cache: OrderedDict[str, bytes] = OrderedDict()
-        self._cached_boxes = cached_boxes
+        self._cached_boxes, self._may_differ = cached_boxes, tuple(may_differ)
+        self._differing: dict[str, int] = {}  # by name, a rank that has saved other values than one before it
         self.bytes_read = self._bytes_given = 0
         self.report: Report = unseen
         self._wanted: dict[str, Segment] | None = None  # while reads are only planned
@@ -84,7 +95,9 @@ class TensorIndex:
                     itemsize=element_bytes(entry),
                     segment=segments[entry.offset] if entry.bytes else None,
                 )
-                boxes_by_name.setdefault(entry.name, {}).setdefault((start, size), box)
+                first = boxes_by_name.setdefault(entry.name, {}).setdefault((start, size), box)
+                if _hash(first) != _hash(box):
+                    self._differing.setdefault(entry.name, rank)
         self.tensors: Mapping[str, Stored] = {
             name: Stored(name=name, dtype=kinds[name][0], shape=kinds[name][1], boxes=tuple(boxes.values()))
             for name, boxes in boxes_by_name.items()
@@ -98,11 +111,18 @@ class TensorIndex:
     def read(self, name: str, start: Shape = (), size: Shape | None = None) -> bytes:
         """The raw elements of a part in row-major order, by default of the whole tensor.
 
-        Raises `CheckpointError` for an unknown name, or a part that the shards do not cover.
+        Raises `CheckpointError` for an unknown name, a part that the shards do not cover, or one of which
+        ranks have saved different values.
         """
         stored = self.tensors.get(name)
         if stored is None:
             raise CheckpointError(f"checkpoint of step {self.manifest.step} has no tensor {name}")
+        if name in self._differing and not self._differs_rightly(name):
+            raise CheckpointError(
+                f"{name}: rank {self._differing[name]} has saved other values of the same part than a rank "
+                "before it. Shards that are no DTensors cannot be put together. If the first rank's part is "
+                "right, name it in may_differ (export: --may-differ)"
+            )
         start = start or (0,) * len(stored.shape)
         size = stored.shape if size is None else size
         if not math.prod(size):
@@ -111,6 +131,10 @@ class TensorIndex:
         if exact is not None and exact.segment is not None:
             return self._content(exact.segment)
         return self._assemble(stored, start, size)
+
+    def _differs_rightly(self, name: str) -> bool:
+        of_each = of_one_rank(name) or name.endswith(_OF_BATCH_NORMS) or "_extra_state" in name.split(".")
+        return of_each or name.startswith(self._may_differ)
 
     def _assemble(self, stored: Stored, start: Shape, size: Shape) -> bytes:
         itemsize = max(b.itemsize for b in stored.boxes)
@@ -170,6 +194,10 @@ class TensorIndex:
         while len(self._cache) > self._cached_boxes:
             self._cache.popitem(last=False)
         return content
+
+
+def _hash(box: Box) -> str:
+    return box.segment.hash if box.segment else ""
 
 
 Slices = tuple[slice, ...]
