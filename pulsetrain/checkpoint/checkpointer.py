@@ -27,7 +27,7 @@ from pulsetrain.checkpoint.early_changes import EarlyChanges, Watch
 from pulsetrain.checkpoint.memory.arena import ArenaWriter, SlotWriter, create_arena
 from pulsetrain.checkpoint.memory.header_page import NOWHERE, is_arena
 from pulsetrain.checkpoint.memory.layout import Layout, encode_values
-from pulsetrain.checkpoint.memory.slots import Header, edition_after
+from pulsetrain.checkpoint.memory.slots import Header, edition_after, next_history
 from pulsetrain.checkpoint.peer_lag import PeerLag
 from pulsetrain.checkpoint.reshaped_restore import ask_for_parts, take_form
 from pulsetrain.checkpoint.resharding.mailbox import read_offer, refuse_offer
@@ -87,8 +87,8 @@ class Checkpointer:
         self._arena = ArenaWriter(own)
         mine = (self._identity.rank, self._identity.attempt)
         before = next((i for i in self._arena.published() if (i.rank, i.attempt) == mine), None)
-        self._last_step = before and before.step  # of the last save, also where that was skipped
-        self._edition = before.edition if before else 0
+        self._edition = next_history(before.edition) if before else 0
+        self._last_step: int | None = None  # of the last save, also where that was skipped
         if fd is None:
             self._arena.replicated_step = self._arena.durable_step = NOWHERE
         else:
@@ -214,6 +214,8 @@ class Checkpointer:
             self._arena.invalidate(info)
             raise self._refused(error) from error
         self._arena.forget_after(wanted)
+        if self._last_step is not None and self._last_step > wanted:
+            self._edition, self._last_step = next_history(self._edition), None
         self._preparer.start(state)
         return wanted
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pulsetrain.checkpoint.memory.slots import SlotInfo
+from pulsetrain.checkpoint.memory.slots import SlotInfo, history_of
 from pulsetrain.checkpoint.peers.replicas import Snapshot
 from pulsetrain.checkpoint.storage.manifest import Manifest
 from pulsetrain.protocol.messages import Held, Tier
@@ -21,6 +21,7 @@ def in_memory(tier: Tier, saved: Iterable[SlotInfo | Snapshot]) -> list[Held]:
             attempt=one.attempt,
             replicated=bool(one.replicated),
             shard=one.shard,
+            history=history_of(one.edition),
         )
         for one in saved
     )
@@ -37,6 +38,7 @@ def in_storage(manifests: Iterable[Manifest]) -> list[Held]:
             attempt=manifest.attempt,
             replicated=table.replicated,
             shard=table.shard,
+            history=history_of(manifest.edition),
         )
         for manifest in manifests
         for rank, table in manifest.tables.items()

@@ -63,25 +63,37 @@ class SaveResult:
         `timeout_s`, and as `wait`.
         """
         self.wait(timeout_s)
-        return self._poll(lambda arena: arena.replicated_step, "in a peer's memory", timeout_s, poll_s)
+
+        def safe(arena: ArenaWriter) -> bool | None:
+            step = arena.replicated_step
+            return None if step == NOWHERE else step >= self.step
+
+        return self._poll(safe, "in a peer's memory", timeout_s, poll_s)
 
     def wait_durable(self, timeout_s: float, poll_s: float = 0.02) -> None:
         """Wait until the agent has committed this step, or a later one, to storage.
 
+        What was saved before the script went back, or in an earlier attempt, does not count.
+
         Raises `CheckpointError` at once where there is no storage, where it is not committed after
         `timeout_s`, and as `wait`. Who waits for this may delete older files next: it is never just false.
         """
-        self.wait(timeout_s)
-        if not self._poll(lambda arena: arena.durable_step, "in storage", timeout_s, poll_s):
+        info = self.wait(timeout_s)
+
+        def safe(arena: ArenaWriter) -> bool | None:
+            return None if arena.durable_step == NOWHERE else arena.is_durable(info)
+
+        if not self._poll(safe, "in storage", timeout_s, poll_s):
             raise CheckpointError(f"step {self.step} cannot be in storage: this job has none (--checkpoints)")
 
     def _poll(
-        self, safe_step: Callable[[ArenaWriter], int], where: str, timeout_s: float, poll_s: float
+        self, safe: Callable[[ArenaWriter], bool | None], where: str, timeout_s: float, poll_s: float
     ) -> bool:
+        """Wait for `safe` to say true. None: it never will."""
         assert self._arena is not None, "what is published has an arena"
         deadline = time.monotonic() + timeout_s
-        while (safe := safe_step(self._arena)) < self.step:
-            if safe == NOWHERE:
+        while not (answer := safe(self._arena)):
+            if answer is None:
                 return False
             if time.monotonic() > deadline:
                 raise CheckpointError(f"step {self.step} is not {where} after {timeout_s} s")

@@ -155,7 +155,7 @@ class Held:
     `world` is the number of ranks that saved the step, 0 if unknown. -1: it is a copy of what another rank
     saved. `attempt` saved it. With `replicated`, every rank saved the same state, so that any rank can use
     it. Ranks of one world with the same `shard` saved the same parts of the same tensors. 0: it is not known
-    which part of the whole state it is.
+    which part of the whole state it is. `history` is how often the script had gone back before in `attempt`.
     """
 
     rank: int
@@ -165,6 +165,7 @@ class Held:
     attempt: int = -1
     replicated: bool = False
     shard: int = 0
+    history: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

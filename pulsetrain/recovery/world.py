@@ -98,7 +98,8 @@ def plan_restore(
 ) -> RestorePlan:
     """The newest step that every rank of `world` can reach, and the nearest source for each rank.
 
-    A later attempt is newer, whatever its step: it went on from what there was, or began anew.
+    A later attempt is newer, whatever its step: it went on from what there was, or began anew. What an
+    attempt had saved before its script went back does not count, from the step on that it saved since.
 
     Own memory is nearest, then a copy in another node's memory, then storage. `held` maps reachable nodes to
     what they could give. `unrestorable` (rank, step) turned out to be whole nowhere. The step is -1, with
@@ -109,7 +110,7 @@ def plan_restore(
     which part of the whole state ranks of each world have. A world of the same size takes shards only where
     they are more than `FEW_STEPS` newer, because random generators are not restored from them.
     """
-    holdings = {node: tuple(items) for node, items in held.items()}
+    holdings = _without_abandoned(held)
     own = _plan_by_rank(world, holdings, unrestorable)
     replica = _plan_by_replica(world, holdings, unrestorable)
     best = replica if replica.order > own.order else own
@@ -126,6 +127,33 @@ def plan_restore(
         shards=shards,
         saved_attempt=shards.attempt,
     )
+
+
+def _without_abandoned(held: Mapping[str, Iterable[Held]]) -> dict[str, tuple[Held, ...]]:
+    """Leave out what a script has abandoned by going back. At least half of the ranks must have done so."""
+    holdings = {node: tuple(items) for node, items in held.items()}
+    ranks: dict[tuple[int, int], set[int]] = defaultdict(set)  # by attempt and history
+    begins: dict[tuple[int, int], int] = {}
+    for item in (item for items in holdings.values() for item in items):
+        key = (item.attempt, item.history)
+        ranks[key].add(item.rank)
+        begins[key] = min(item.step, begins.get(key, item.step))
+    of_attempt: dict[int, set[int]] = defaultdict(set)
+    for (attempt, _), some in ranks.items():
+        of_attempt[attempt] |= some
+    current = {
+        attempt: max(
+            (h for (a, h), some in ranks.items() if a == attempt and 2 * len(some) >= len(everyone)),
+            default=0,
+        )
+        for attempt, everyone in of_attempt.items()
+    }
+
+    def counts(item: Held) -> bool:
+        newest = current[item.attempt]
+        return item.history >= newest or item.step < begins[item.attempt, newest]
+
+    return {node: tuple(filter(counts, items)) for node, items in holdings.items()}
 
 
 def _plan_by_rank(

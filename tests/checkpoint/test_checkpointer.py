@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 
 from pulsetrain.checkpoint.checkpointer import Checkpointer
 from pulsetrain.checkpoint.memory.arena import ArenaReader, ArenaWriter, create_arena
+from pulsetrain.checkpoint.memory.slots import history_of
 from pulsetrain.core.errors import CheckpointError, CorruptData
 from tests.checkpoint.trainers import wait_until
 
@@ -138,6 +139,10 @@ def test_saves_of_one_step_are_told_apart_in_their_order(fd):
     assert [step for step, _ in seen] == [5, 5, 6, 4, 5]
     assert len(set(seen)) == 5
     assert seen[0] == (5, 0)
+    assert [history_of(edition) for _, edition in seen] == [0, 0, 0, 1, 1]
+    training.checkpointer.restore(4)
+    training.checkpointer.save(5).wait()
+    assert history_of(ArenaReader(fd).newest.edition) == 2
 
 
 def test_the_copy_beside_forward_and_backward_is_as_of_the_saved_step(fd):

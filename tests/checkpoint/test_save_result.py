@@ -5,6 +5,7 @@ import os
 import pytest
 
 from pulsetrain.checkpoint.memory.arena import ArenaReader, ArenaWriter, create_arena
+from pulsetrain.checkpoint.memory.slots import next_history
 from pulsetrain.checkpoint.save_result import SaveResult
 from pulsetrain.core.errors import CheckpointError
 from tests.checkpoint.trainers import save
@@ -75,4 +76,27 @@ def test_replicated_and_durable_are_what_the_agent_announces(arena):
     agent.replicated_step = 4
     assert result.wait_replicated(0)
     agent.set_durable(7)  # a later step will do
+    result.wait_durable(0)
+
+
+def test_what_was_stored_before_the_script_went_back_is_not_this_save(arena):
+    agent, back = ArenaReader(arena.fd), next_history(0)
+    agent.set_durable(10)
+    result = SaveResult(9, arena=arena)
+    result.mark_published(save(arena.fd, 0, 9, edition=back))
+    with pytest.raises(CheckpointError, match="step 9 is not in storage"):
+        result.wait_durable(0, 0)
+    agent.set_durable(9, 0, back)
+    result.wait_durable(0)
+    agent.set_durable(11)  # is late, and older all the same
+    assert agent.durable_step == 9
+
+
+def test_what_an_earlier_attempt_stored_late_is_not_this_save(arena):
+    agent, result = ArenaReader(arena.fd), SaveResult(9, arena=arena)
+    result.mark_published(save(arena.fd, 0, 9, attempt=1))
+    agent.set_durable(10, 0)
+    with pytest.raises(CheckpointError, match="step 9 is not in storage"):
+        result.wait_durable(0, 0)
+    agent.set_durable(9, 1)
     result.wait_durable(0)

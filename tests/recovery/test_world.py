@@ -131,6 +131,15 @@ def plan_for(nodes, held, unrestorable=()):
     return world.plan_restore(members, held, unrestorable)
 
 
+def test_what_a_script_abandoned_by_going_back_is_not_restored():
+    before = [Held(rank=r, step=s, tier="storage", attempt=0) for s in (950, 1000) for r in (0, 1)]
+    since = [Held(rank=r, step=951, tier="memory", attempt=0, history=1) for r in (0, 1)]
+    whole = {"a": [*before, since[0]], "b": [*before, since[1]]}
+    assert plan_for("ab", whole).step == 951
+    assert plan_for("ab", {**whole, "b": before}).step == 950  # what one of the ranks saved since is lost
+    assert plan_for("ab", {"a": before, "b": before}).step == 1000
+
+
 def test_one_copy_of_a_replicated_state_is_enough_for_a_world_of_any_size():
     plan = plan_for("ab", {"a": [replica(9, 0, attempt=3, saved_by=1)], "b": []})
     assert (plan.step, plan.replica_attempt) == (9, 3)

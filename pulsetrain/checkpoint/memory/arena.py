@@ -35,6 +35,7 @@ from pulsetrain.checkpoint.memory.slots import (
     Description,
     Header,
     SlotInfo,
+    history_of,
     payload_offset,
     slots_for,
 )
@@ -66,6 +67,19 @@ class Arena(HeaderPage):
         """Every readable checkpoint, newest generation first."""
         infos = [info for slot in range(MAX_SLOTS) if (info := self._read(slot)) is not None]
         return sorted(infos, key=lambda info: -info.generation)
+
+    @property
+    def durable(self) -> tuple[int, int, int, int]:
+        """The newest save that is known to be committed, as `_age` orders saves."""
+        return _age(self.durable_attempt, self.durable_step, self.durable_edition)
+
+    def is_durable(self, info: SlotInfo) -> bool:
+        """A save of this history and of this step, or a later one, is committed."""
+        while (step := self.durable_step) >= 0:
+            durable = self.durable
+            if self.durable_step == step == durable[2]:
+                return durable >= _age(info.attempt, info.step, info.edition)
+        return False
 
     @property
     def newest(self) -> SlotInfo | None:
@@ -137,9 +151,13 @@ class ArenaReader(Arena):
         self._sharers: Counter[tuple[int, int]] = Counter()  # (slot, generation) -> replicas that use it
         self._sharing = threading.Lock()
 
-    def set_durable(self, step: int) -> None:
-        """Announce to the trainer that `step` is committed."""
-        self.durable_step = max(step, self.durable_step)
+    def set_durable(self, step: int, attempt: int = 0, edition: int = 0) -> None:
+        """Announce to the trainer that a save is committed, unless a newer one is."""
+        if self.durable_step >= 0 and _age(attempt, step, edition) <= self.durable:
+            return
+        self.durable_step = -1  # nobody may take one save's step for another's
+        self.durable_attempt, self.durable_edition = attempt, edition
+        self.durable_step = step
 
     def begin_sending(self, info: SlotInfo) -> bool:
         """Keep the trainer from overwriting a slot. False where it has begun to already."""
@@ -368,6 +386,11 @@ class ArenaWriter(Arena):
         self._read_last[info.slot] = (self.slot_header(info.slot), info)
         self.active = info.generation << 3 | info.slot
         return info
+
+
+def _age(attempt: int, step: int, edition: int) -> tuple[int, int, int, int]:
+    """Of two saves the one with more is newer: attempt, history, step, edition."""
+    return attempt, history_of(edition), step, edition
 
 
 def _digests_bytes(checkpoint: Description) -> int:

@@ -101,6 +101,10 @@ class HeaderPage:
     offered_bytes = Word(22)
     answered = Word(23)
     """`asked` once that slot is filled, and its negative where that could not be done."""
+    durable_attempt = Word(329)
+    """Which attempt saved `durable_step`."""
+    durable_edition = Word(330)
+    """Which save of it that was."""
     filled_bytes = Word(328)
     """Rises while the slot that was asked for is filled."""
 

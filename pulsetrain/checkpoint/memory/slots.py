@@ -93,8 +93,18 @@ def edition_after(edition: int, last: int | None, step: int) -> int:
     (0, 1, 0, 65536)
     """
     if last is None or step > last:
-        return edition // _TURNS_BACK * _TURNS_BACK
-    return edition + 1 if step == last else (edition // _TURNS_BACK + 1) * _TURNS_BACK
+        return history_of(edition) * _TURNS_BACK
+    return edition + 1 if step == last else next_history(edition)
+
+
+def history_of(edition: int) -> int:
+    """How often the script had gone back in its attempt. What an older history saved later is abandoned."""
+    return edition // _TURNS_BACK
+
+
+def next_history(edition: int) -> int:
+    """The first edition of the history after that of `edition`."""
+    return (history_of(edition) + 1) * _TURNS_BACK
 
 
 def payload_offset(layout_bytes: int, values_bytes: int) -> int:

@@ -122,7 +122,7 @@ class Committer:
         """Count a step as committed."""
         with self._lock:
             others = [m for m in self._newest if m.step != manifest.step]
-            known = sorted([manifest, *others], key=lambda m: m.order, reverse=True)
+            known = sorted([manifest, *others], key=lambda m: m.recency, reverse=True)
             worlds = {m.world: [n for n in known if n.world == m.world] for m in known}
             self._newest = tuple(m for m in known if m in worlds[m.world][:2])[:LOOKED_AT]
 

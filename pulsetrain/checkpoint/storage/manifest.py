@@ -20,6 +20,7 @@ from typing import NotRequired, TypedDict
 import xxhash
 
 from pulsetrain.checkpoint.memory.layout import Layout, decode
+from pulsetrain.checkpoint.memory.slots import history_of
 from pulsetrain.checkpoint.storage.backend import Storage
 from pulsetrain.core.errors import CorruptData, Unavailable
 from pulsetrain.core.progress import Report, unseen
@@ -169,6 +170,11 @@ class Manifest:
         return self.attempt, self.step
 
     @property
+    def recency(self) -> tuple[int, int, int]:
+        """As `order`. What was saved before the script went back in its attempt is older."""
+        return self.attempt, history_of(self.edition), self.step
+
+    @property
     def files(self) -> frozenset[str]:
         """Every pack it needs."""
         return frozenset(b.file for b in self.blobs.values())
@@ -299,8 +305,8 @@ class Checkpoints:
         """
         ahead = sorted(self._with_manifest(), reverse=True)
         found: list[Manifest] = []
-        for attempt, step in ahead:
-            if newest and sum(m.order >= (attempt, step) for m in found) >= newest:
+        for attempt, history, step in ahead:
+            if newest and sum(m.recency >= (attempt, history, step) for m in found) >= newest:
                 break
             try:
                 manifest = self.manifest(step)
@@ -308,16 +314,17 @@ class Checkpoints:
                 continue
             if manifest is not None:
                 found.append(manifest)
-        found.sort(key=lambda m: m.order, reverse=True)
+        found.sort(key=lambda m: m.recency, reverse=True)
         return found[:newest] if newest else found
 
-    def _with_manifest(self) -> Iterator[tuple[float, int]]:
-        """Steps with a manifest, each with the newest attempt that it may be of."""
+    def _with_manifest(self) -> Iterator[tuple[float, int, int]]:
+        """Steps with a manifest, each behind the newest attempt and history that it may be of."""
         for step in self.steps():
             names = self.storage.list(self.path(folder_of(step)))
             if MANIFEST in names:
-                attempt = _attempt_of(names)
-                yield (math.inf if attempt < 0 else attempt), step
+                saves = [save for save in map(_save_of, names) if save]
+                attempt, edition, _ = max(saves, default=(math.inf, 0, ""))
+                yield attempt, history_of(edition), step
 
     def lost_files(self, manifest: Manifest) -> list[str]:
         """Packs that the manifest needs and the storage does not have."""

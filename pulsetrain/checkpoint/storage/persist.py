@@ -306,7 +306,7 @@ class Persister:
         self._committer.remember(manifest)
         with self._lock:
             for arena in self._arenas.values():
-                arena.set_durable(manifest.step)
+                arena.set_durable(manifest.step, manifest.attempt, manifest.edition)
         if is_committer:
             self._committer.remove_old(
                 manifest.step, keep_last=self._config.keep_last, keep_every=self._config.keep_every

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pulsetrain.checkpoint.memory.arena import ArenaReader
+from pulsetrain.checkpoint.memory.slots import next_history
 from pulsetrain.checkpoint.storage import manifest, persist
 from pulsetrain.checkpoint.storage.backend import open_storage
 from pulsetrain.checkpoint.storage.manifest import Checkpoints
@@ -305,6 +306,18 @@ def test_what_was_stored_of_an_abandoned_history_does_not_count_as_durable(clust
     wait_until(lambda: ArenaReader(c.fds[0]).durable_step == 10)
     c.services["n0"].load(0, 9, "memory")
     assert ArenaReader(c.fds[0]).durable_step == 9
+
+
+def test_what_a_script_saves_after_it_went_back_is_newest(cluster, tmp_path):
+    c = cluster(1, storage=str(tmp_path), persist_every=10)
+    for step in (10, 20):
+        c.save(step)
+        wait_until(lambda step=step: c.holds("n0", 0, step, "storage"))
+    c.save(15, durable=True, edition=next_history(0))
+    wait_until(lambda: c.holds("n0", 0, 15, "storage"))
+    newest = Checkpoints(open_storage(str(tmp_path)), "j").committed(newest=1)
+    assert [m.step for m in newest] == [15]
+    assert {h.step: h.history for h in c.services["n0"].held() if h.tier == "storage"}[15] == 1
 
 
 def test_slow_storage_skips_periodic_steps_with_an_event(cluster, tmp_path, monkeypatch):
