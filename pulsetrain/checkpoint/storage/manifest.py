@@ -13,7 +13,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NotRequired, TypedDict
 
@@ -28,6 +28,7 @@ from pulsetrain.core.progress import Report, unseen
 FORMAT = 1
 CLOCKS_DIFFER_NS = 5 * 10**9  # by this much at most, of the nodes of two runs
 MANIFEST = "manifest.json"
+READ_BYTES = 64 << 20  # of a segment at once
 
 BlobJson = tuple[str, int, int]
 """File, offset and bytes of a blob, as files have it (a JSON array)."""
@@ -336,17 +337,25 @@ class Checkpoints:
         """Those of `manifests` whose step is still committed."""
         return [m for m in manifests if self._has_manifest(m.step)]
 
-    def read_segment(self, manifest: Manifest, segment: Segment, target: memoryview) -> int:
+    def read_segment(
+        self,
+        manifest: Manifest,
+        segment: Segment,
+        target: memoryview,
+        moved: Callable[[], None] = lambda: None,
+    ) -> int:
         """Fill `target` with one segment, check it, and return the bytes read.
 
-        Raises `CorruptData` for content that is gone or does not have its hash, `Unavailable` for a storage
-        that refuses.
+        `moved` is called for each part. Raises `CorruptData` for content that is gone or does not have its
+        hash, `Unavailable` for a storage that refuses.
         """
         blob = manifest.blobs.get(segment.hash)
         if blob is None:
             raise CorruptData(f"step {manifest.step}: content {segment.hash} is nowhere")
         try:
-            self.storage.read_into(self.path(blob.file), blob.offset, target)
+            for at in range(0, len(target), READ_BYTES):
+                self.storage.read_into(self.path(blob.file), blob.offset + at, target[at : at + READ_BYTES])
+                moved()
         except FileNotFoundError as error:
             raise CorruptData(f"{blob.file}: {error.strerror or error}") from error
         except OSError as error:

@@ -15,7 +15,7 @@ import xxhash
 from pulsetrain.checkpoint.storage.manifest import Checkpoints, Manifest, Segment, Table
 from pulsetrain.core.errors import CheckpointError
 
-READ_TIMEOUT_S = 120.0
+READ_TIMEOUT_S = 120.0  # without a byte that arrives anywhere here, or another read that ends
 
 
 def readers(tables: Iterable[Table], home: Mapping[int, str]) -> dict[str, str]:
@@ -52,7 +52,8 @@ class Reads:
 class Shards:
     """Content of one step that this node has read, for its own ranks and for peers. Thread-safe.
 
-    The first to ask reads it. The others wait for that read.
+    The first to ask reads it. The others wait for that read while anything is read here at all. Then they
+    read it themselves.
     """
 
     def __init__(self, checkpoints: Checkpoints | None) -> None:
@@ -60,6 +61,7 @@ class Shards:
         self._changed = Condition()
         self._contents: dict[tuple[int, str], memoryview | None] = {}  # None: being read
         self._manifests: dict[int, Manifest] = {}
+        self._moved = 0  # rises while anything is read
         self.bytes_read = 0
 
     def clear(self) -> None:
@@ -69,7 +71,10 @@ class Shards:
             self._manifests.clear()
 
     def get(self, step: int, content: str) -> memoryview:
-        """The content, from memory or else from storage. Raises `CheckpointError` or `CorruptData`."""
+        """The content, from memory or else from storage.
+
+        Raises `CheckpointError`, `CorruptData`, or `Unavailable` for a storage that refuses.
+        """
         manifest = self._manifest(step)
         blob = manifest.blobs.get(content)
         if blob is None:
@@ -109,24 +114,32 @@ class Shards:
             return self._contents.get((step, content))
 
     def _claim(self, step: int, content: str) -> memoryview | None:
-        """The content. None: the caller has to read it, and nobody else will."""
+        """The content. None: the caller has to read it. Others wait for that."""
         with self._changed:
             while (step, content) in self._contents:
-                data = self._contents[step, content]
+                data, moved = self._contents[step, content], self._moved
                 if data is not None:
                     return data
-                if not self._changed.wait(READ_TIMEOUT_S):
-                    raise CheckpointError(f"content {content} is not read after {READ_TIMEOUT_S:g} s")
+                if not self._changed.wait(READ_TIMEOUT_S) and moved == self._moved:
+                    break  # whoever reads it hangs
             self._contents[step, content] = None
+            self._moved += 1
             return None
+
+    def _move(self) -> None:
+        """Something was read."""
+        with self._changed:
+            self._moved += 1
+            self._changed.notify_all()
 
     def _read(self, manifest: Manifest, segment: Segment, target: memoryview) -> None:
         assert self._checkpoints is not None, "a manifest came from somewhere"
         try:
-            read = self._checkpoints.read_segment(manifest, segment, target)
+            read = self._checkpoints.read_segment(manifest, segment, target, self._move)
         except BaseException:
             with self._changed:
-                self._contents.pop((manifest.step, segment.hash), None)
+                if self._contents.get((manifest.step, segment.hash)) is None:  # nobody else has read it
+                    self._contents.pop((manifest.step, segment.hash), None)
                 self._changed.notify_all()
             raise
         with self._changed:

@@ -1,14 +1,20 @@
 """Each distinct shard is read from storage once, by one node, and reaches every rank that needs it."""
 
 import json
+import time
+from threading import Event, Thread
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsetrain.checkpoint.storage.manifest import Segment, Table
-from pulsetrain.checkpoint.storage.shards import readers
+from pulsetrain.checkpoint.storage import manifest as manifest_module
+from pulsetrain.checkpoint.storage import shards as shards_module
+from pulsetrain.checkpoint.storage.manifest import Checkpoints, Manifest, Segment, Table
+from pulsetrain.checkpoint.storage.shards import Shards, readers
 from tests.checkpoint.cluster import Cluster
+from tests.checkpoint.stored import commit_arrays
 from tests.checkpoint.trainers import content, wait_until
 
 
@@ -34,6 +40,59 @@ def test_content_that_all_share_is_spread_evenly():
     same = [(f"c{i}", 100) for i in range(8)]
     chosen = readers([table(r, same) for r in range(4)], {r: f"n{r}" for r in range(4)})
     assert sorted(list(chosen.values()).count(f"n{r}") for r in range(4)) == [2, 2, 2, 2]
+
+
+def stored(tmp_path) -> tuple[Checkpoints, Manifest, Segment]:
+    checkpoints = commit_arrays(tmp_path, {0: [("w", np.ones(8, dtype=np.float32), (), ())]})
+    manifest = checkpoints.manifest(1)
+    return checkpoints, manifest, manifest.tables[0].segments[1]
+
+
+def read_two_at_once(shards: Shards, manifest: Manifest, segment: Segment) -> tuple[list[bytes], Thread]:
+    """The first reads, the second waits for it. What the second gets, and the thread of the first."""
+    parts = [memoryview(bytearray(segment.bytes)) for _ in range(2)]
+    first = Thread(target=shards.fill, args=(manifest, segment, parts[0]))
+    first.start()
+    wait_until(lambda: (manifest.step, segment.hash) in shards._contents)
+    shards.fill(manifest, segment, parts[1])
+    return [bytes(part) for part in parts], first
+
+
+def test_a_read_that_hangs_is_done_again_by_who_waits_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards_module, "READ_TIMEOUT_S", 0.05)
+    checkpoints, manifest, segment = stored(tmp_path)
+    hangs, read_into, calls = Event(), checkpoints.storage.read_into, []
+
+    def slow(path, offset, target):
+        calls.append(path)
+        if len(calls) == 1:
+            hangs.wait(20)
+        read_into(path, offset, target)
+
+    monkeypatch.setattr(checkpoints.storage, "read_into", slow)
+    (_, second), first = read_two_at_once(Shards(checkpoints), manifest, segment)
+    assert second == np.ones(8, dtype=np.float32).tobytes()
+    hangs.set()
+    first.join()
+    assert len(calls) == 2
+
+
+def test_a_slow_read_is_waited_for_while_bytes_come(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards_module, "READ_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(manifest_module, "READ_BYTES", 4)
+    checkpoints, manifest, segment = stored(tmp_path)
+    read_into, calls = checkpoints.storage.read_into, []
+
+    def slow(path, offset, target):
+        calls.append(offset)
+        time.sleep(0.06)
+        read_into(path, offset, target)
+
+    monkeypatch.setattr(checkpoints.storage, "read_into", slow)
+    parts, first = read_two_at_once(Shards(checkpoints), manifest, segment)
+    first.join()
+    assert parts == [np.ones(8, dtype=np.float32).tobytes()] * 2
+    assert len(calls) == 8  # each part once
 
 
 @pytest.fixture
