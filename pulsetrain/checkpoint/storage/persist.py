@@ -34,7 +34,7 @@ RETRY_S, MOST_RETRY_S = 0.5, 10.0  # between two tries of a durable save
 PAST_TIMEOUTS, MOST_TIMEOUTS = 1, 10  # commit_timeout_s for which a durable one waits for rank 0
 READ_AGAIN_S = 5.0  # after a storage that refused
 TABLES_SHARE = 0.15  # of the time at the end, for the tables of all ranks. Without them a step is given up.
-WRITERS = 32  # each waits for the tables of all ranks, so there must be one for each rank of a node
+WRITERS = 1024  # threads start when needed. Each waits for all ranks, so a node needs one for each rank.
 
 
 @dataclass(frozen=True, kw_only=True)

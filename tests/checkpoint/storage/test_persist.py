@@ -168,6 +168,14 @@ def test_a_job_that_finishes_waits_no_longer_where_storage_hangs(cluster, tmp_pa
     hangs.set()
 
 
+def test_a_node_of_many_ranks_commits_a_step(cluster, tmp_path):
+    c = cluster(1, nproc=40, storage=str(tmp_path), persist_every=0, commit_timeout_s=3.0)
+    small = {"w": np.ones(4, dtype=np.float32)}
+    c.save(10, durable=True, tensors=small)
+    wait_until(lambda: c.holds("n0", 39, 10, "storage"), 20)
+    assert Checkpoints(open_storage(str(tmp_path)), "j").manifest(10).world == 40
+
+
 def test_a_rank_that_never_arrives_leaves_no_checkpoint(cluster, tmp_path):
     c = cluster(2, storage=str(tmp_path), persist_every=10, commit_timeout_s=0.2)
     save(c.fds[0], 0, 10, world=2)
