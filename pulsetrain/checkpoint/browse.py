@@ -20,6 +20,8 @@ def jobs(storage: str) -> list[str]:
 
 def open_job(storage: str, job: str | None) -> Checkpoints:
     """The job's checkpoints; without a name, those of the only job. Raises `UsageError`."""
+    if job is not None and Checkpoints(open_storage(storage), job).steps():  # also of a name such as team/exp
+        return Checkpoints(open_storage(storage), job)
     present = jobs(storage)
     if job is None and len(present) == 1:
         job = present[0]

@@ -58,6 +58,15 @@ def test_ls_shows_each_step_and_its_state(storage):
     assert "unique_bytes" in text
 
 
+def test_a_job_whose_name_is_a_path_is_found_by_it(storage):
+    (storage / "team").mkdir()
+    (storage / "pretrain").rename(storage / "team/exp")
+    rows = json.loads(invoke("checkpoint", "ls", "--storage", storage, "--job", "team/exp", "--json").output)
+    assert [r["step"] for r in rows] == [2, 1]
+    with pytest.raises(UsageError, match="no checkpoints of job team/other"):
+        browse.open_job(str(storage), "team/other")
+
+
 def test_verify_finds_a_flipped_bit(storage):
     assert invoke("checkpoint", "verify", "--storage", storage).return_value == 0
     pack = next((storage / "pretrain/step-000000000002").glob("*.pack"))
