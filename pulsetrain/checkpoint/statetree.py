@@ -6,6 +6,7 @@ strings. Of a DTensor, the local shard is saved with its position in the whole.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -162,7 +163,7 @@ def _walk(node: Nested, path: Path, out: Leaves) -> Form:
     """The form of a node. Its leaves go into `out`."""
     token = _TOKENS.get(type(node))
     if token is not None:
-        _take([node], token, out)
+        _take([node], token, out, path)
         return token
     if isinstance(node, Mapping):
         keys = tuple(node)
@@ -172,10 +173,10 @@ def _walk(node: Nested, path: Path, out: Leaves) -> Form:
     if isinstance(node, list | tuple):
         return ("u" if isinstance(node, tuple) else "l", _walk_all(range(len(node)), node, path, out))
     if isinstance(node, torch.Tensor | np.ndarray):
-        _take([node], type(node), out)
+        _take([node], type(node), out, path)
         return type(node)
     if isinstance(node, _PLAIN):
-        _take([node], _VALUE, out)
+        _take([node], _VALUE, out, path)
         return _VALUE
     where, kind = ".".join(map(str, path)), type(node).__name__
     raise CheckpointError(f"{where}: a {kind} cannot be saved; allowed: tensors, numbers, strings")
@@ -186,7 +187,11 @@ def _walk_all(keys: Sequence[Key], nodes: Sequence[Nested], path: Path, out: Lea
     tokens = tuple(map(_TOKENS.get, map(type, nodes)))
     kinds = set(tokens)
     if kinds and (kinds <= _TENSORS or kinds in _SINGLE):
-        _take(nodes, tokens[0], out)
+        if kinds == {np.ndarray}:
+            for key, node in zip(keys, nodes, strict=True):
+                _take([node], np.ndarray, out, (*path, key))
+        else:
+            _take(nodes, tokens[0], out, path)
         return tokens
     tables = _walk_tables(nodes, out) if kinds == {None} else None
     if tables is not None:
@@ -221,14 +226,27 @@ def _table_forms(sizes: Sequence[int], keys: Sequence[Key], kinds: Sequence[type
     return tuple(("d", keys[e - n : e], kinds[e - n : e]) for e, n in zip(ends, sizes, strict=True))
 
 
-def _take(leaves: Sequence[Nested], token: Form, out: Leaves) -> None:
+def _take(leaves: Sequence[Nested], token: Form, out: Leaves, path: Path) -> None:
     """Append leaves of one kind."""
     if token is _VALUE:
         out.values += leaves
     elif isinstance(token, type) and issubclass(token, np.ndarray):
-        out.tensors += map(torch.from_numpy, leaves)
+        out.tensors += [_tensor(array, path) for array in leaves]
     else:
         out.tensors += leaves
+
+
+def _tensor(array: np.ndarray, path: Path) -> torch.Tensor:
+    """The array's memory as a tensor, or a copy of it where torch knows no such strides or byte order."""
+    try:
+        return torch.from_numpy(array)
+    except (TypeError, ValueError):
+        with contextlib.suppress(TypeError, ValueError):
+            return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
+    where = ".".join(map(str, path))
+    raise CheckpointError(
+        f"{where}: an array of {array.dtype} cannot be saved; allowed: types that torch has"
+    )
 
 
 def _check_keys(keys: Iterable[object], path: Path) -> None:

@@ -51,6 +51,17 @@ def same(found, expected) -> bool:
     return found == expected and isinstance(found, type(expected))
 
 
+@pytest.mark.parametrize("array", [np.arange(4)[::-1], np.arange(3, dtype=">i4"), np.array([1, 2])[::2]])
+def test_an_array_that_torch_cannot_share_is_copied(array):
+    leaves = collect({"data": {"order": [array]}})
+    assert leaves.tensors[0].tolist() == array.tolist()
+
+
+def test_an_array_of_a_type_that_torch_does_not_have_is_named():
+    with pytest.raises(CheckpointError, match=r"data\.1\.names: an array of <U1 cannot be saved"):
+        collect({"data": [1, {"names": np.array(["a", "b"])}]})
+
+
 @given(STATES)
 def test_a_state_is_rebuilt_from_its_leaves(state):
     leaves = collect(state)
