@@ -294,8 +294,9 @@ class CheckpointService:
                 arena.durable_step = min(arena.durable_step, -1)
 
     def take_records(self, now_ns: int, *records: str) -> list[Columns]:
-        """Rows of `checkpoints` and `events`, or of those named, since the last call."""
+        """Rows of `checkpoints` and `events`, or of those named, since the last call. Called all the time."""
         del now_ns  # rows carry the time at which they happened
+        self._shards.forget_unused()
         return self._events.take(*records)
 
     @property

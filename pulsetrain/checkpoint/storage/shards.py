@@ -6,7 +6,8 @@ divided evenly among those nodes. Each reads its part from storage and sends it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from threading import Condition
 
@@ -15,6 +16,7 @@ import xxhash
 from pulsetrain.checkpoint.storage.manifest import Checkpoints, Manifest, Segment, Table
 from pulsetrain.core.errors import CheckpointError
 
+UNUSED_S = 180.0
 READ_TIMEOUT_S = 120.0  # without a byte that arrives anywhere here, or another read that ends
 
 
@@ -53,11 +55,14 @@ class Shards:
     """Content of one step that this node has read, for its own ranks and for peers. Thread-safe.
 
     The first to ask reads it. The others wait for that read while anything is read here at all. Then they
-    read it themselves.
+    read it themselves. What nobody asks for any more is forgotten.
     """
 
-    def __init__(self, checkpoints: Checkpoints | None) -> None:
-        self._checkpoints = checkpoints
+    def __init__(
+        self, checkpoints: Checkpoints | None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._checkpoints, self._clock = checkpoints, clock
+        self._asked_s = clock()
         self._changed = Condition()
         self._contents: dict[tuple[int, str], memoryview | None] = {}  # None: being read
         self._manifests: dict[int, Manifest] = {}
@@ -69,6 +74,12 @@ class Shards:
         with self._changed:
             self._contents.clear()
             self._manifests.clear()
+
+    def forget_unused(self) -> None:
+        """Give the memory back, once nobody has asked for anything for `UNUSED_S`. Call it now and then."""
+        with self._changed:
+            if self._contents and self._clock() - self._asked_s > UNUSED_S:
+                self._contents = {key: data for key, data in self._contents.items() if data is None}
 
     def get(self, step: int, content: str) -> memoryview:
         """The content, from memory or else from storage.
@@ -105,7 +116,7 @@ class Shards:
     def offer(self, step: int, content: str, data: memoryview) -> None:
         """Keep content that a peer sent, so that the node's other ranks need not fetch it again."""
         with self._changed:
-            self._contents[step, content] = data
+            self._contents[step, content], self._asked_s = data, self._clock()
             self._changed.notify_all()
 
     def here(self, step: int, content: str) -> memoryview | None:
@@ -116,6 +127,7 @@ class Shards:
     def _claim(self, step: int, content: str) -> memoryview | None:
         """The content. None: the caller has to read it. Others wait for that."""
         with self._changed:
+            self._asked_s = self._clock()
             while (step, content) in self._contents:
                 data, moved = self._contents[step, content], self._moved
                 if data is not None:

@@ -95,6 +95,23 @@ def test_a_slow_read_is_waited_for_while_bytes_come(tmp_path, monkeypatch):
     assert len(calls) == 8  # each part once
 
 
+def test_content_that_nobody_asks_for_any_more_is_given_back(tmp_path):
+    now = [0.0]
+    checkpoints, _, segment = stored(tmp_path)
+    shards = Shards(checkpoints, clock=lambda: now[0])
+    shards.get(1, segment.hash)
+    now[0] = shards_module.UNUSED_S
+    shards.get(1, segment.hash)
+    now[0] += 1
+    shards.forget_unused()
+    assert shards.here(1, segment.hash) is not None
+    now[0] += shards_module.UNUSED_S
+    shards.forget_unused()
+    assert shards.here(1, segment.hash) is None
+    assert bytes(shards.get(1, segment.hash)) == np.ones(8, dtype=np.float32).tobytes()
+    assert shards.bytes_read == 2 * segment.bytes
+
+
 @pytest.fixture
 def lost(tmp_path):
     """Four nodes of one rank each with a committed step, and nothing in memory."""
