@@ -92,7 +92,8 @@ def copied_names(module: torch.nn.Module, live: Mapping[str, object]) -> list[st
     called once more: what is in the same memory again is no copy.
     """
     own = {_memory(t) for t in (*module.parameters(), *module.buffers())}
-    tensors = {n: t for n, t in live.items() if isinstance(t, torch.Tensor) and n not in extra_names(live)}
+    extra = set(extra_names(live))
+    tensors = {n: t for n, t in live.items() if isinstance(t, torch.Tensor) and n not in extra}
     others = {name: where for name, t in tensors.items() if (where := _memory(t)) and where not in own}
     again = module.state_dict() if others else {}
     return [name for name, where in others.items() if _memory(again[name]) != where]
