@@ -38,10 +38,10 @@ def proc(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("pid", "refused"), [(0, False), (os.getpid(), False), (11, True), (12, False), (13, False)]
+    ("pid", "refused"), [(0, False), ("own", False), (11, True), (12, False), (13, False)]
 )
 def test_a_ring_is_taken_unless_its_process_lives(fd, proc, pid, refused):
-    RingWriter(fd).words[W_PID] = pid
+    RingWriter(fd).words[W_PID] = os.getpid() if pid == "own" else pid
     assert is_of_another(fd, proc) is refused
 
 
