@@ -150,7 +150,8 @@ class Tracker:
     def poll(self, waited: Sequence[object] = ()) -> None:
         """Finish what has completed, and the silent operations whose output is in `waited`.
 
-        Asks each pending work once. One that raises is asked no more, and stays in flight as evidence.
+        Asks each pending work once, one that raises never again: it stays in flight as evidence. Where works
+        end in order, those behind one that has not ended are not asked: each collective would ask them all.
         """
         try:
             if self.capturing():
@@ -158,7 +159,7 @@ class Tracker:
         except Exception:  # noqa: BLE001 - a device that failed raises whatever it is asked: the script will see
             self.state.fault()
             return
-        behind: set[object] = set()  # streams that have not got to their first end
+        behind: set[object] = set()  # streams that have not got to their first end, known or as `_order`
         for key, (operation, number) in list(self.pending.items()):
             try:
                 self._ask(key, operation, number, waited, behind)
@@ -179,8 +180,14 @@ class Tracker:
                 self._finish(key, perf_counter_ns())
             else:
                 behind.add(work.stream)
-        elif work.is_completed() or (operation.output and operation.output in self._addresses(waited)):
+            return
+        order = _order(operation)
+        if order is not None and order in behind:
+            return
+        if work.is_completed() or (operation.output and operation.output in self._addresses(waited)):
             self._finish(key, perf_counter_ns())
+        elif order is not None:
+            behind.add(order)
         elif operation.peer != NO_PEER and operation.group.host_only and sys.getrefcount(work) <= 3:
             # Nobody else holds it, so nobody will wait for it. Gloo tells its end only to waiters.
             self.pending.pop(key, None)
@@ -502,3 +509,14 @@ def _sides(process_group: ProcessGroup) -> frozenset[Literal["host", "device"]]:
 
 def _sides_of(group: Group | SplitGroup) -> Sequence[Group]:
     return (group.device, group.host) if isinstance(group, SplitGroup) else (group,)
+
+
+def _order(operation: Operation) -> tuple[object, ...] | None:
+    """Return what stands for the stream that an operation's work ends on. None: its order is not known.
+
+    NCCL runs the collectives of a group on a device in order, and so what goes to one peer. On the host works
+    end in any order, and a work that tells its end only to who waits must be asked each time.
+    """
+    if operation.device is None or operation.group.host_only or operation.output:
+        return None
+    return operation.group, operation.device, operation.peer

@@ -132,6 +132,21 @@ def test_a_poll_records_what_has_completed_and_keeps_the_rest(side):
     assert (side.numbers(), side.tracker.pending) == ([2], {})
 
 
+def test_works_behind_one_that_has_not_ended_on_the_device_are_not_asked(watched, device):
+    side, asked = Side(watched, host_only=False), []
+    works = [Work() for _ in range(100)]
+    for work in works:
+        work.is_completed = lambda work=work: asked.append(work) or work.complete
+        side.call(work)
+    assert len(asked) < 2 * len(works)
+    for work in works[:60]:
+        work.complete = True
+    asked.clear()
+    side.tracker.poll()
+    assert asked == works[:61]
+    assert len(side.tracker.pending) == 40
+
+
 def test_a_wait_of_the_script_is_shown_while_it_lasts_and_recorded_after_it(side):
     work, shown = Work(), []
     side.enqueue(work)
