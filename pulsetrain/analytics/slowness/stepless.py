@@ -24,6 +24,7 @@ ENOUGH = 64  # rounds, from which no longer window is read
 ORDER_ROUNDS = 8  # from which the order of a pipeline is read
 LEAST_SHARE = 0.1  # of a round, from which own time tells who is slow
 FEW = "too few rounds are over yet"
+TOO_MANY = f"more than {arrivals.OPERATIONS:,} operations began in one second: too many to read"
 STAND_FOR = "the job names no steps, and rounds of its collectives stand for them"
 NO_TIME = "how long ranks stand still for their collectives is not known, as where devices wait for them"
 ROOTED = "nearly all own time ends with a broadcast or alike, before which one rank may do what no other does"
@@ -79,12 +80,9 @@ def analyze(of: Newest, store: Queryable, job: str, attempt: int, *, now_ns: int
     return calibration.apply(said, covered=False)  # nobody has counted how often rounds are right
 
 
-def _too_many() -> Rounds | str:
-    return f"more than {arrivals.OPERATIONS:,} operations began in one second: too many to read"
-
-
 def _read(of: Newest, store: Queryable, job: str, attempt: int, now_ns: int) -> Rounds | str:
-    topology, found = analysis.topology(store, job, attempt), _too_many()
+    topology = analysis.topology(store, job, attempt)
+    found: Rounds | str = TOO_MANY
     begins = [begin_s for length in (WINDOW_S, LONGEST_S) if (begin_s := of.begin_s(length)) is not None]
     for begin_s in dict.fromkeys(begins):
         table = analysis.operations(store, job, attempt, begin_s * 10**9)
