@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-PROC = Path("/proc")
+from pulsetrain.core.process_stat import PROC, stat_fields
 
 
 def process_identity(pid: int, proc: Path = PROC) -> str:
@@ -16,8 +16,7 @@ def process_identity(pid: int, proc: Path = PROC) -> str:
     try:
         boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
         namespace = os.readlink(proc / "self/ns/pid")
-        fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
-        return f"{boot} {namespace} {fields[19]}"
+        return f"{boot} {namespace} {stat_fields(pid, proc)[19]}"
     except (OSError, IndexError):
         return ""
 

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+from pulsetrain.core.process_stat import PROC
 from pulsetrain.faults import outside
 
 MARK = "PULSETRAIN_DEMO"
@@ -24,7 +25,7 @@ def sweep(mark: str) -> list[int]:
     """Send SIGKILL to every other process that carries the mark; their pids."""
     wanted = f"{MARK}={mark}".encode()
     pids = []
-    for entry in outside.PROC.iterdir():
+    for entry in PROC.iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):

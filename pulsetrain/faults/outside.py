@@ -14,8 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pulsetrain.core.errors import UsageError
-
-PROC = Path("/proc")
+from pulsetrain.core.process_stat import PROC, stat_fields
 
 
 def descendants(pid: int, root: Path = PROC) -> list[int]:
@@ -36,22 +35,14 @@ def descendants(pid: int, root: Path = PROC) -> list[int]:
 
 def parent_of(pid: int, root: Path = PROC) -> int | None:
     """The parent of a process that is alive and not a zombie; None for any other."""
-    fields = _stat(pid, root)
+    fields = stat_fields(pid, root)
     return int(fields[1]) if fields and fields[0] not in "ZX" else None
 
 
 def state_of(pid: int, root: Path = PROC) -> str:
     """The kernel's letter (R, S, D, T, Z ...), or "" where there is no such process."""
-    fields = _stat(pid, root)
+    fields = stat_fields(pid, root)
     return fields[0] if fields else ""
-
-
-def _stat(pid: int, root: Path) -> list[str]:
-    try:
-        text = (root / str(pid) / "stat").read_text()
-    except OSError:
-        return []
-    return text.rpartition(")")[2].split()  # the name may hold spaces and brackets
 
 
 def ranks_below(pid: int, root: Path = PROC) -> dict[int, int]:

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from pulsetrain.core.errors import Unavailable, UsageError
+from pulsetrain.core.process_stat import PROC
 from pulsetrain.faults import outside
 
 TICK_S = 0.0015
@@ -114,7 +115,7 @@ class Work:
     def since(self) -> tuple[float, float]:
         """Seconds that it ran, and that it queued. (0, 0) for a process that is gone."""
         try:
-            ran_ns, queued_ns, _ = (outside.PROC / str(self.pid) / "schedstat").read_text().split()
+            ran_ns, queued_ns, _ = (PROC / str(self.pid) / "schedstat").read_text().split()
         except OSError:
             return 0.0, 0.0
         return int(ran_ns) / 1e9 - self._began[0], int(queued_ns) / 1e9 - self._began[1]
@@ -201,7 +202,7 @@ def main() -> None:
         signal.signal(number, lambda *_: sys.exit(0))  # through `finally`
     with contextlib.suppress(OSError):  # on a busy machine, so that stops stay short
         os.nice(-10)
-        (outside.PROC / "self" / "autogroup").write_text("-10")  # where sessions share a core first
+        (PROC / "self" / "autogroup").write_text("-10")  # where sessions share a core first
     pids, peers = ([int(pid) for pid in group.split(",") if pid] for group in sys.argv[2:4])
     slow_down(pids, peers, float(sys.argv[1]), sys.stdin.fileno())
 

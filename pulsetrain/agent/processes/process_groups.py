@@ -6,6 +6,8 @@ import contextlib
 import os
 from pathlib import Path
 
+from pulsetrain.core.process_stat import stat_fields
+
 
 def kill_group(pid: int, signum: int) -> None:
     """Send a signal to the group that `pid` leads, or to `pid` where it leads none yet."""
@@ -19,9 +21,5 @@ def kill_group(pid: int, signum: int) -> None:
 
 def has_members(pgid: int, root: Path = Path("/")) -> bool:
     """Whether a process of the group lives. A zombie does not."""
-    for folder in (root / "proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, IndexError):
-            state, _, group = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
-            if int(group) == pgid and state not in "ZX":
-                return True
-    return False
+    processes = (stat_fields(int(folder.name), root / "proc") for folder in (root / "proc").glob("[0-9]*"))
+    return any(fields and int(fields[2]) == pgid and fields[0] not in "ZX" for fields in processes)

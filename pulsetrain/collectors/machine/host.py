@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from pulsetrain.collectors.machine.kernel_files import read_text
 from pulsetrain.collectors.machine.samples import Sample, metrics
+from pulsetrain.core.process_stat import stat_fields
 from pulsetrain.protocol.messages import ProcessState
 from pulsetrain.records.columns import Columns
 
@@ -52,7 +53,7 @@ _WHOLE_DISK = re.compile(r"nvme\d+n\d+|(sd|vd|xvd|hd)[a-z]+|mmcblk\d+|md\d+")
 
 def process_state(pid: int, root: Path = Path("/")) -> ProcessState:
     """Return the state of a process from /proc, "gone" if there is none."""
-    fields = _stat_fields(root / "proc" / str(pid) / "stat")
+    fields = stat_fields(pid, root / "proc")
     return _STATES.get(fields[0], "running") if fields else "gone"
 
 
@@ -94,15 +95,6 @@ def _lines(path: Path) -> list[str]:
         return read_text(path).splitlines()
     except OSError:
         return []
-
-
-def _stat_fields(path: Path) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on.
-
-    The name before them may hold spaces and brackets.
-    """
-    text = "".join(_lines(path)[:1])
-    return text[text.rfind(")") + 1 :].split()
 
 
 def _cpu(proc: Path) -> Iterator[Sample]:
@@ -154,7 +146,7 @@ def _disks(proc: Path) -> Iterator[Sample]:
 
 
 def _process(folder: Path, device: str) -> Iterator[Sample]:
-    fields = _stat_fields(folder / "stat")
+    fields = stat_fields(int(folder.name), folder.parent)
     if not fields:
         return
     yield device, "process_cpu_s", (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -7,11 +7,10 @@ import struct
 from pathlib import Path
 
 from pulsetrain.collectors.layout import LAYOUT_VERSION, MAGIC, W_PID
+from pulsetrain.core.process_stat import PROC, stat_fields
 
-_ENDED = ("Z", "X")  # states of proc(5): a process that has ended and is not reaped yet, or that is going
 
-
-def is_of_another(fd: int, proc: Path = Path("/proc")) -> bool:
+def is_of_another(fd: int, proc: Path = PROC) -> bool:
     """Return whether another process that still lives writes into the ring `fd`.
 
     False for a ring that nobody has opened yet, as behind a shell that a rank was started through, and for a
@@ -27,8 +26,6 @@ def is_of_another(fd: int, proc: Path = Path("/proc")) -> bool:
 
 
 def _lives(pid: int, proc: Path) -> bool:
-    try:
-        stat = (proc / str(pid) / "stat").read_text(errors="replace")
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[:1] not in ([state] for state in _ENDED)
+    """Whether the process has not ended. One that nobody has reaped yet has."""
+    fields = stat_fields(pid, proc)
+    return bool(fields) and fields[0] not in "ZX"
