@@ -11,6 +11,7 @@ from pathlib import Path
 from pulsetrain.analytics.analyze import for_device
 from pulsetrain.analytics.incidents.alert_state import AlertConfig
 from pulsetrain.analytics.incidents.alerts import AlertBook
+from pulsetrain.analytics.incidents.notify import forgetful
 from pulsetrain.analytics.machines import hardware_policy, policies
 from pulsetrain.analytics.machines.signs import Tables
 from pulsetrain.analytics.report import device_peak
@@ -117,7 +118,8 @@ def assemble(
     clock, loops = clock or SystemClock(), loops or TaskSupervisor()
     leadership = leadership or Alone(url)
     writer = EventWriter(store, clock, audit=AuditLog(data / audit_log.NAME))
-    alerts = AlertBook(data / "alerts.db", AlertConfig(channels=tuple(settings.channels)))
+    channels = AlertConfig(channels=tuple(settings.channels), forgetful=forgetful(settings.channels))
+    alerts = AlertBook(data / "alerts.db", channels)
     scheduler = requests_to(settings.scheduler, os.environ)
     services = Services(
         policy=settings.policy,

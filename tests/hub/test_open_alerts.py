@@ -31,7 +31,7 @@ def site(tmp_path):
         def passes(self, seconds):
             for _ in range(int(seconds / PERIOD_S)):
                 self.clock.now_s += asyncio.run(self.open.turn())
-            self.alerts.tick(self.clock.wall_ns())
+                self.alerts.tick(self.clock.wall_ns())
 
         def states(self):
             return {row["kind"]: row["state"] for row in self.alerts.list(self.clock.wall_ns())}
@@ -78,3 +78,13 @@ def test_what_a_check_found_goes_on_after_the_job(site):
     site.reporter.report("j", "checks", [wrong], [wrong])
     site.passes(3600)
     assert site.states() == {"wrong_arithmetic": "firing"}
+
+
+def test_a_sign_of_a_node_that_was_away_is_an_alert_again_though_the_sign_is_old(site):
+    site.reporter.report("j", "stored", [DOWN], [DOWN])
+    site.job.changes["nodes"] = (node_snapshot("a"), node_snapshot("b", state=NodeState.LOST))
+    site.passes(600)
+    assert site.states() == {"port_down": "resolved"}
+    del site.job.changes["nodes"]
+    site.passes(30)
+    assert site.states() == {"port_down": "firing"}

@@ -78,6 +78,10 @@ class AlertConfig:
     """First wait before a failed delivery is tried again. It doubles up to ten minutes."""
     channels: tuple[str, ...] = ()
     """Names of the channels that every notification goes to."""
+    forgetful: tuple[str, ...] = ()
+    """Those of them whose receiver ends an alert by itself that it is not told of again within a day."""
+    renew_s: float = 28_800.0
+    """They are told again of what is still open after so long, whatever people did with it."""
 
     def __post_init__(self) -> None:
         for name in ("pending_s", "resolve_after_s", "group_wait_s", "group_interval_s", "repeat_interval_s"):
@@ -122,7 +126,8 @@ class Alert:
     `count` is how often it came or came back. `finding_ns` is the time of the newest finding. `notified` is
     what people were told last: nothing, that it fires, or that it is resolved. `told_severities` are those
     with which they were told that it fires, until they are told of its end. `acknowledged_severity` is what
-    it had when somebody acknowledged it.
+    it had when somebody acknowledged it. `unseen`: it ended because nobody saw it any more. `renewed_ns` is
+    when channels that forget were told again that it is open.
     """
 
     id: str
@@ -139,6 +144,7 @@ class Alert:
     changed_ns: int = 0
     finding_ns: int = 0
     resolved_ns: int = 0
+    unseen: bool = False
     count: int = 1
     acknowledged_by: str = ""
     acknowledged_ns: int = 0
@@ -146,6 +152,7 @@ class Alert:
     note: str = ""
     notified: Literal["", "firing", "resolved"] = ""
     notified_ns: int = 0
+    renewed_ns: int = 0
     notified_severity: str = ""
     told_severities: Sequence[Severity] = field(default_factory=list)
     evidence: Mapping[str, object] = field(default_factory=dict)
@@ -198,13 +205,13 @@ def fingerprint(job: str, kind: str, subject_type: str, subject: str) -> str:
 def after_finding(alert: Alert | None, finding: Finding, now_ns: int, config: AlertConfig) -> Alert:
     """Return the alert after a finding. The same finding twice changes nothing but `last_seen_ns`.
 
-    `alert` is None for the first finding. A finding that is older than the end of a resolved alert does not
-    bring it back.
+    `alert` is None for the first finding. A resolved alert comes back with a newer finding. One that ended
+    because nobody saw it comes back with the same finding too: it was open all the time.
     """
     if alert is None:
         return _begin(finding, now_ns, config, count=1)
     if not alert.active:
-        if finding.ts_ns <= alert.finding_ns:
+        if finding.ts_ns <= alert.finding_ns and not alert.unseen:
             return alert
         return replace(
             _begin(finding, now_ns, config, count=alert.count + 1),
@@ -254,8 +261,15 @@ def after_detector_loss(verdict: Inconclusive | Failed, job: str, alert: Alert |
     reason = verdict.error if isinstance(verdict, Failed) else verdict.reason
     summary = f"{verdict.analyzer} {'failed' if failed else 'sees no data'}: {reason}"
     if alert is not None and alert.active:
-        changed_ns = alert.changed_ns if alert.state == state else now_ns
-        return replace(alert, state=state, summary=summary, last_seen_ns=now_ns, changed_ns=changed_ns)
+        same = alert.state == state
+        return replace(
+            alert,
+            state=state,
+            severity="warning" if failed else alert.severity,
+            summary=summary,
+            last_seen_ns=now_ns,
+            changed_ns=alert.changed_ns if same else now_ns,
+        )
     return Alert(
         id=detector_fingerprint(job, verdict.analyzer),
         job=job,
@@ -278,18 +292,24 @@ def detector_fingerprint(job: str, analyzer: str) -> str:
     return fingerprint(job, "no_data", "job", analyzer)
 
 
-def after_time(alert: Alert, now_ns: int, config: AlertConfig, *, blind: bool) -> Alert:
-    """Return the alert at `now_ns`. `blind`: no detector that could have raised it sees anything now."""
+def after_time(
+    alert: Alert, now_ns: int, config: AlertConfig, *, blind: bool, watched_since_ns: int = 0
+) -> Alert:
+    """Return the alert at `now_ns`. `blind`: no detector that could have raised it sees anything now.
+
+    An alert can be missed only while somebody looks, which is since `watched_since_ns`.
+    """
     if not alert.active:
         return alert
-    absent = now_ns - alert.last_seen_ns >= config.resolve_after_s * SECOND_NS
+    missed_ns = now_ns - max(alert.last_seen_ns, watched_since_ns)
+    absent = missed_ns >= config.resolve_after_s * SECOND_NS
     if alert.kind != "no_data":
         if absent and blind:
             return alert if alert.state == "no_data" else replace(alert, state="no_data", changed_ns=now_ns)
         if alert.state == "no_data" and not blind:
             alert = replace(alert, state="firing")
     if absent:
-        return resolved(alert, now_ns)
+        return replace(resolved(alert, now_ns), unseen=True)
     if alert.state == "pending" and now_ns - alert.since_ns >= config.pending_s * SECOND_NS:
         return replace(alert, state="firing", changed_ns=now_ns)
     return alert

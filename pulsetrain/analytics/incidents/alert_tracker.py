@@ -12,6 +12,7 @@ from pulsetrain.analytics.verdict import Failed, Finding, Healthy, Inconclusive,
 from pulsetrain.core.errors import UsageError
 
 STEP_NS = 30 * state.SECOND_NS  # a call may tell an older time than the one before, but not by so much
+PAUSE_NS = 60 * state.SECOND_NS  # calls come each second. Between two so far apart nobody looked
 
 
 class AlertTracker:
@@ -26,6 +27,7 @@ class AlertTracker:
         self.wall_ns = self.now_ns
         """What the clock told last. It may step back."""
         self._ahead_ns = self._stepped_to_ns = 0
+        self._watched_since_ns = -1  # -1: nobody has looked yet
 
     def all(self) -> Collection[Alert]:
         """Return every alert, resolved ones too."""
@@ -39,14 +41,18 @@ class AlertTracker:
         """Return the time by which alerts live, from what the clock tells. It never steps back.
 
         Where the clock steps back, also over a restart, the time goes on from where it was. It is ahead of
-        the clock until the clock has caught up with it.
+        the clock until the clock has caught up with it. Where it steps forward, or this process stood still,
+        nobody looked meanwhile.
         """
         self.wall_ns = now_ns
+        before_ns = self.now_ns
         if now_ns >= self.now_ns:
             self._ahead_ns = 0
         elif now_ns + self._ahead_ns < self.now_ns - STEP_NS:
             self._ahead_ns, self._stepped_to_ns = self.now_ns - now_ns, now_ns
         self.now_ns = max(self.now_ns, now_ns + self._ahead_ns)
+        if self._watched_since_ns < 0 or self.now_ns - before_ns > PAUSE_NS:
+            self._watched_since_ns = self.now_ns
         return self.now_ns
 
     def find(self, prefix: str) -> Alert:
@@ -77,7 +83,10 @@ class AlertTracker:
         history_ns = self._config.history_s * state.SECOND_NS
         for alert in list(self._alerts.values()):
             blind = all((alert.job, name) in self._blind for name in state.detectors(alert.kind))
-            self.update(state.after_time(alert, now_ns, self._config, blind=blind), now_ns)
+            aged = state.after_time(
+                alert, now_ns, self._config, blind=blind, watched_since_ns=self._watched_since_ns
+            )
+            self.update(aged, now_ns)
             if not alert.active and now_ns - alert.resolved_ns > history_ns:
                 del self._alerts[alert.id]
                 self._store.delete_alert(alert.id)

@@ -14,7 +14,13 @@ from pulsetrain.analytics.incidents.alert_store import Change, open_store
 from pulsetrain.analytics.incidents.alert_tracker import AlertTracker
 from pulsetrain.analytics.incidents.locations import Topology
 from pulsetrain.analytics.incidents.muting import Silence, new_silence
-from pulsetrain.analytics.incidents.notifications import Notification, batches, notified, retry_wait_s
+from pulsetrain.analytics.incidents.notifications import (
+    Notification,
+    batches,
+    notified,
+    renewals,
+    retry_wait_s,
+)
 from pulsetrain.analytics.verdict import Finding, Verdict
 from pulsetrain.core.errors import UsageError
 
@@ -68,7 +74,16 @@ class AlertBook:
                     self._store.enqueue(channel, batch)
                 for alert in batch.alerts:
                     self._tracker.update(notified(alert, now_ns), now_ns)
+            if self.config.forgetful:
+                self._renew(now_ns)
             return self._due(now_ns)
+
+    def _renew(self, now_ns: int) -> None:
+        for batch in renewals(self._tracker.all(), now_ns, self.config):
+            for channel in self.config.forgetful:
+                self._store.enqueue(channel, batch)
+            for alert in batch.alerts:
+                self._tracker.update(dataclasses.replace(alert, renewed_ns=now_ns), now_ns)
 
     def _due(self, now_ns: int) -> Sequence[Notification]:
         """The notifications to deliver, as things are now. A begin of alerts that are over is not sent."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pulsetrain.analytics.incidents import causality
@@ -94,19 +94,33 @@ def muted(
 class FiringCauses:
     """Firing alerts that may explain others.
 
-    `containers` are alerts on something that can contain other subjects. `members` are alerts on a subject
-    that can be a member of a group or stage. Alerts of severity "info" explain nothing.
+    `containers` are alerts on something that can contain other subjects, by that switch or node, each with
+    its place among all. `members` are alerts on a subject that can be a member of a group or stage. Alerts of
+    severity "info" explain nothing.
     """
 
-    containers: tuple[tuple[Alert, Location], ...]
+    containers: Mapping[tuple[str, str], Sequence[tuple[int, Alert, Location]]]
     members: tuple[tuple[Alert, Symptom], ...]
+
+    def around(self, where: Location) -> list[tuple[int, Alert, Location]]:
+        """Containers under the same switch or on the same node, in the order of all."""
+        near = [
+            *self.containers.get(("switch", where.switch), ()),
+            *self.containers.get(("node", where.node), ()),
+        ]
+        return sorted(near, key=lambda cause: cause[0])
 
 
 def firing_causes(alerts: Iterable[Alert], topology: Topology | None = None) -> FiringCauses:
     """Return the possible causes among some alerts."""
     firing = [(a, _location(a, topology)) for a in alerts if a.state == "firing" and a.severity != "info"]
+    containers: dict[tuple[str, str], list[tuple[int, Alert, Location]]] = {}
+    for number, (alert, where) in enumerate(firing):
+        if alert.subject_type in _MACHINE_PARTS:
+            by = ("switch", where.switch) if where.scope == "switch" else ("node", where.node)
+            containers.setdefault(by, []).append((number, alert, where))
     return FiringCauses(
-        containers=tuple((a, where) for a, where in firing if a.subject_type in _MACHINE_PARTS),
+        containers=containers,
         members=tuple(
             (a, _symptom(a, where)) for a, where in firing if a.subject_type in (*_MACHINE_PARTS, "rank")
         ),
@@ -121,7 +135,7 @@ def inhibitor(alert: Alert, causes: FiringCauses, topology: Topology | None = No
     cause may be inhibited itself: then people are notified of that one's cause, which is as severe.
     """
     where = _location(alert, topology)
-    for cause, container in causes.containers:
+    for _, cause, container in causes.around(where):
         if _may_explain(cause, alert) and container.contains(where) and _reaches(cause, container, alert):
             return cause
     if alert.subject_type not in causality.SHARED:

@@ -52,6 +52,20 @@ def batches(alerts: Iterable[Alert], muted: Collection[str], now_ns: int, config
     return made
 
 
+def renewals(alerts: Iterable[Alert], now_ns: int, config: AlertConfig) -> list[Batch]:
+    """Return what channels that forget must be told again, as they would take it for over.
+
+    So it is with alerts that are muted or acknowledged too, and with those of a detector that is blind or
+    broken: that people need not hear of them does not end them.
+    """
+    groups: dict[Group, list[Alert]] = {}
+    for alert in alerts:
+        told_ns = max(alert.notified_ns, alert.renewed_ns)
+        if alert.active and alert.notified == "firing" and now_ns - told_ns >= config.renew_s * SECOND_NS:
+            groups.setdefault((alert.job, alert.kind), []).append(alert)
+    return [Batch(group=group, status="firing", alerts=tuple(open_)) for group, open_ in groups.items()]
+
+
 def due(group: Iterable[Alert], muted: Collection[str], now_ns: int, config: AlertConfig) -> list[Alert]:
     """Return the alerts of one group to send now, empty where it is too early or there is nothing new.
 

@@ -88,6 +88,11 @@ def channels(configs: Mapping[str, JsonObject]) -> dict[str, Channel]:
     return made
 
 
+def forgetful(known: Mapping[str, Channel]) -> tuple[str, ...]:
+    """The channels whose receiver ends an alert that it is not told of again."""
+    return tuple(name for name, channel in known.items() if isinstance(channel, Alertmanager))
+
+
 def deliver(book: AlertBook, known: Mapping[str, Channel], now_ns: int) -> int:
     """Let time pass for the alerts, and send what is due. Return how many notifications were taken.
 
@@ -232,8 +237,9 @@ def _escaped(text: str) -> str:
 class Alertmanager(_HttpChannel):
     """Posts to the v2 API of Alertmanager, which has groups, silences and routes of its own.
 
-    Alertmanager ends an alert that is not posted again. So a firing alert gets an end beyond our repeat
-    interval. To Alertmanager the same alert with another severity is another alert, so that one is ended.
+    Alertmanager ends an alert that is not posted again. So an open alert gets an end a day ahead, and is
+    posted again before that. To Alertmanager the same alert with another severity is another alert, so that
+    one is ended.
     """
 
     ENDS_AFTER_S = 24 * 3600

@@ -10,13 +10,16 @@ from pulsetrain.analytics.incidents.alerts import AlertBook
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.errors import UsageError
 from pulsetrain.hub.routes.guard import guarded, json_body, text
+from pulsetrain.hub.routes.kept_json import KeptJson
 
 
 def routes(book: AlertBook, clock: Clock, token: str) -> list[BaseRoute]:
     """``/v1/alerts`` and what lies below it."""
 
+    kept = KeptJson(lambda: {"alerts": list(book.list(clock.wall_ns()))}, clock)
+
     async def alerts(request: Request) -> Response:
-        return JSONResponse({"alerts": list(book.list(clock.wall_ns()))})
+        return Response(kept.text(), media_type="application/json")
 
     async def acknowledge(request: Request) -> Response:
         body = await json_body(request, "actor")
@@ -25,6 +28,7 @@ def routes(book: AlertBook, clock: Clock, token: str) -> list[BaseRoute]:
             book.acknowledge(alert, text(body, "actor"), text(body, "note"), clock.wall_ns())
         except KeyError as error:
             raise UsageError(f"no alert {alert!r}") from error
+        kept.forget()
         return JSONResponse({"acknowledged": alert})
 
     async def history(request: Request) -> Response:

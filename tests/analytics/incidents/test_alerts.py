@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from dataclasses import replace
 from itertools import pairwise
 
@@ -16,6 +18,8 @@ from pulsetrain.analytics.incidents.locations import Topology
 from pulsetrain.analytics.verdict import Failed, Healthy, Inconclusive
 from pulsetrain.core.errors import UsageError
 from tests.analytics.incidents.findings import T0, S, finding
+
+HOURS = 8 * 3600 * S
 
 
 @pytest.fixture
@@ -36,9 +40,14 @@ def deliver(book, now_ns):
     return sent
 
 
+def passes(book, from_ns, to_ns):
+    """Let a hub that looks all the time go on from one moment to just before another. Return what is sent."""
+    return [sent for at in range(from_ns, to_ns, 50 * S) for sent in deliver(book, at)]
+
+
 def test_a_finding_fires_and_resolves_when_it_is_no_longer_seen(book):
     book.observe([finding()], T0)
-    assert states(book) == {("hang", "3"): "firing"}
+    passes(book, T0, T0 + 299 * S)
     book.tick(T0 + 299 * S)
     assert states(book) == {("hang", "3"): "firing"}
     book.tick(T0 + 300 * S)
@@ -55,8 +64,8 @@ def test_an_alert_pends_where_it_must_last(tmp_path):
 
 def test_what_resolved_stays_in_the_list_and_counts_again_when_it_is_back(book):
     book.observe([finding()], T0)
-    book.tick(T0 + 400 * S)
-    book.observe([finding(at=T0 + 500 * S)], T0 + 500 * S)
+    passes(book, T0, T0 + 400 * S)
+    book.observe([finding(at=T0 + 400 * S)], T0 + 400 * S)
     (alert,) = book.list()
     assert (alert["state"], alert["count"]) == ("firing", 2)
     assert [h["state"] for h in book.history(alert["id"])] == ["firing", "resolved", "firing"]
@@ -68,11 +77,40 @@ def test_the_same_finding_delivered_twice_counts_once(book):
     assert [a["count"] for a in book.list()] == [1]
 
 
-def test_a_late_copy_of_an_old_finding_does_not_bring_an_alert_back(book):
+def test_a_finding_that_is_open_brings_an_alert_back_that_nobody_saw_for_a_while(book):
     book.observe([finding()], T0)
-    book.tick(T0 + 400 * S)
-    book.observe([finding()], T0 + 401 * S)
+    passes(book, T0, T0 + 400 * S)
     assert states(book) == {("hang", "3"): "resolved"}
+    book.observe([finding()], T0 + 401 * S)
+    assert [(a["state"], a["count"]) for a in book.list()] == [("firing", 2)]
+
+
+def test_what_a_person_ended_comes_back_with_a_newer_finding_only(book):
+    book.observe([finding()], T0)
+    book.resolve(book.list()[0]["id"], "ann", T0 + S)
+    book.observe([finding()], T0 + 2 * S)
+    assert states(book) == {("hang", "3"): "resolved"}
+    book.observe([finding(at=T0 + 3 * S)], T0 + 3 * S)
+    assert states(book) == {("hang", "3"): "firing"}
+
+
+def test_time_without_a_hub_ends_no_alert(tmp_path):
+    with contextlib.closing(AlertBook(tmp_path / "a.db", AlertConfig(channels=("pager",)))) as before:
+        before.observe([finding()], T0)
+        deliver(before, T0 + 2 * S)
+    with contextlib.closing(AlertBook(tmp_path / "a.db", AlertConfig(channels=("pager",)))) as book:
+        assert passes(book, T0 + 400 * S, T0 + 690 * S) == []
+        assert states(book) == {("hang", "3"): "firing"}
+        assert [n.status for n in passes(book, T0 + 690 * S, T0 + 900 * S)] == ["resolved"]
+
+
+def test_time_in_which_the_hub_stood_still_ends_no_alert(book):
+    book.observe([finding()], T0)
+    passes(book, T0, T0 + 100 * S)
+    book.observe([finding("nan")], T0 + HOURS)  # suspended, or the clock stepped forward
+    assert states(book) == {("hang", "3"): "firing", ("nan", "3"): "firing"}
+    passes(book, T0 + HOURS, T0 + HOURS + 400 * S)
+    assert set(states(book).values()) == {"resolved"}
 
 
 def test_a_worse_report_raises_the_severity_and_a_milder_one_does_not_lower_it(book):
@@ -84,16 +122,16 @@ def test_a_worse_report_raises_the_severity_and_a_milder_one_does_not_lower_it(b
 def test_a_blind_detector_is_a_state_and_holds_its_alerts(book):
     book.observe([finding("fail_slow")], T0)
     blind = Inconclusive(analyzer="fail_slow", reason="no steps", blind=True)
-    for t in range(0, 700, 100):
+    for t in range(0, 700, 50):
         book.observe([blind], T0 + t * S, job="j")
     assert states(book) == {("fail_slow", "3"): "no_data", ("no_data", "fail_slow"): "no_data"}
-    book.observe([Healthy(analyzer="fail_slow")], T0 + 800 * S, job="j")
+    book.observe([Healthy(analyzer="fail_slow")], T0 + 700 * S, job="j")
     assert states(book) == {("fail_slow", "3"): "resolved", ("no_data", "fail_slow"): "resolved"}
 
 
 def test_a_detector_that_is_blind_in_one_job_holds_nothing_of_another(book):
     book.observe([finding("straggler", job="a"), finding("straggler", job="b")], T0)
-    for t in range(0, 700, 100):
+    for t in range(0, 700, 50):
         book.observe([Inconclusive(analyzer="straggler", reason="x", blind=True)], T0 + t * S, job="a")
         book.observe([Healthy(analyzer="straggler")], T0 + t * S, job="b")
     assert {(a["job"], a["kind"], a["state"]) for a in book.list()} == {
@@ -105,7 +143,7 @@ def test_a_detector_that_is_blind_in_one_job_holds_nothing_of_another(book):
 
 def test_an_alert_is_held_by_the_detector_that_raised_it_whatever_its_name(book):
     book.observe([finding("traffic_drop", "link", "n/mlx5_0/1"), finding("gpu_fault", "gpu", "g")], T0)
-    for t in range(0, 700, 100):
+    for t in range(0, 700, 50):
         blind = [Inconclusive(analyzer=name, reason="x", blind=True) for name in ("network", "gpu_health")]
         book.observe([*blind, Healthy(analyzer="kernel_log")], T0 + t * S, job="j")
     assert states(book)["traffic_drop", "n/mlx5_0/1"] == "no_data"
@@ -118,6 +156,14 @@ def test_a_broken_detector_is_an_error_and_abstaining_is_not(book):
     book.observe([Failed(analyzer="hang", error="ValueError: x")], T0, job="j")
     book.observe([Inconclusive(analyzer="mfu", reason="too few steps")], T0, job="j")
     assert states(book) == {("no_data", "hang"): "error"}
+
+
+def test_a_detector_that_was_blind_and_is_broken_now_is_told_as_a_warning(book):
+    book.observe([Inconclusive(analyzer="hang", reason="no rows", blind=True)], T0, job="j")
+    deliver(book, T0 + 2 * S)
+    book.observe([Failed(analyzer="hang", error="ValueError: x")], T0 + 70 * S, job="j")
+    (sent,) = deliver(book, T0 + 73 * S)
+    assert [(a["state"], a["severity"]) for a in sent.alerts] == [("error", "warning")]
 
 
 def test_alerts_of_one_group_are_sent_together_after_the_wait(book):
@@ -136,16 +182,16 @@ def test_a_joiner_waits_for_the_interval_and_the_end_is_sent(book):
     assert deliver(book, T0 + 10 * S) == []
     (sent,) = deliver(book, T0 + 62 * S)
     assert [a["subject"] for a in sent.alerts] == ["2"]
-    assert deliver(book, T0 + 400 * S) == []
-    (over,) = deliver(book, T0 + 402 * S)
+    assert passes(book, T0 + 100 * S, T0 + 300 * S) == []
+    assert deliver(book, T0 + 305 * S) == []
+    (over,) = deliver(book, T0 + 307 * S)
     assert (over.status, {a["subject"] for a in over.alerts}) == ("resolved", {"1", "2"})
 
 
 def test_an_alert_that_ends_during_the_wait_is_never_sent(tmp_path):
     book = AlertBook(tmp_path / "a.db", AlertConfig(group_wait_s=600, channels=("pager",)))
     book.observe([finding()], T0)
-    assert deliver(book, T0 + 301 * S) == []
-    assert deliver(book, T0 + 10_000 * S) == []
+    assert passes(book, T0, T0 + 10_000 * S) == []
     assert states(book) == {("hang", "3"): "resolved"}
 
 
@@ -165,7 +211,7 @@ def test_acknowledging_what_is_unknown_or_over_is_an_error(book):
     with pytest.raises(KeyError):
         book.acknowledge("feed", "ann")
     book.observe([finding()], T0)
-    book.tick(T0 + 400 * S)
+    passes(book, T0, T0 + 400 * S)
     with pytest.raises(UsageError, match="is resolved"):
         book.acknowledge(book.list()[0]["id"], "ann")
 
@@ -223,6 +269,14 @@ def test_a_storm_of_ranks_under_one_switch_is_one_notification(book):
     assert [len(s.alerts) for s in deliver(book, T0 + 2 * S)] == [1]
 
 
+def test_thousands_of_alerts_on_parts_of_machines_do_not_hold_the_hub_up(book):
+    hot = [finding("throttle", "gpu", f"n{i // 8}/GPU-{i}", severity="warning") for i in range(5000)]
+    book.observe(hot, T0)
+    began_s = time.process_time()
+    assert [len(sent.alerts) for sent in book.tick(T0 + 2 * S)] == [5000]
+    assert time.process_time() - began_s < 5  # 25 million pairs take far longer
+
+
 def test_a_notification_is_offered_again_until_it_is_delivered(book):
     book.observe([finding()], T0)
     (sent,) = book.tick(T0 + 2 * S)
@@ -257,9 +311,6 @@ def test_a_clock_that_steps_back_resolves_and_repeats_nothing(book):
     assert states(book) == {("hang", "3"): "firing"}
 
 
-HOURS = 8 * 3600 * S
-
-
 def test_what_begins_after_a_step_back_of_the_clock_is_sent_at_once(book):
     book.tick(T0 + HOURS)
     book.observe([finding()], T0)
@@ -269,10 +320,8 @@ def test_what_begins_after_a_step_back_of_the_clock_is_sent_at_once(book):
 def test_what_comes_again_after_a_step_back_of_the_clock_is_sent_again(book):
     book.observe([finding(at=T0 + HOURS)], T0 + HOURS)
     assert len(deliver(book, T0 + HOURS + 2 * S)) == 1
-    assert deliver(book, T0 + HOURS + 301 * S) == []
-    assert [n.status for n in deliver(book, T0 + HOURS + 304 * S)] == ["resolved"]
-    book.observe([finding(at=T0 + HOURS)], T0)  # the old one, told once more
-    assert deliver(book, T0 + 5 * S) == []
+    ends = passes(book, T0 + HOURS + 50 * S, T0 + HOURS + 400 * S)
+    assert [n.status for n in ends] == ["resolved"]
     book.observe([finding(at=T0 + 6 * S)], T0 + 6 * S)
     assert states(book) == {("hang", "3"): "firing"}
 
@@ -280,9 +329,8 @@ def test_what_comes_again_after_a_step_back_of_the_clock_is_sent_again(book):
 def test_an_alert_that_ends_after_a_step_back_of_the_clock_ends_in_time(book):
     book.observe([finding()], T0 + HOURS)
     deliver(book, T0 + HOURS + 2 * S)
-    for second in (0, 301):
-        assert deliver(book, T0 + second * S) == []
-    assert [n.status for n in deliver(book, T0 + 303 * S)] == ["resolved"]
+    assert passes(book, T0, T0 + 302 * S) == []
+    assert [n.status for n in passes(book, T0 + 302 * S, T0 + 400 * S)] == ["resolved"]
 
 
 def test_a_silence_holds_after_a_step_back_of_the_clock(book):

@@ -19,8 +19,8 @@ from structlog.testing import capture_logs
 
 from pulsetrain.analytics.incidents.alert_state import AlertConfig
 from pulsetrain.analytics.incidents.alerts import AlertBook
-from pulsetrain.analytics.incidents.notify import Channel, channels, deliver
-from pulsetrain.analytics.verdict import Finding
+from pulsetrain.analytics.incidents.notify import Channel, channels, deliver, forgetful
+from pulsetrain.analytics.verdict import Failed, Finding
 from pulsetrain.core.errors import ConfigError, Unavailable
 
 S = 1_000_000_000
@@ -353,7 +353,7 @@ def test_alertmanager_is_told_the_end_of_every_severity(tmp_path, severities):
             deliver(alerts, known, at + 2 * S)
             active = {s for s, ends in posted_ends(posted).items() if ends > soon()}
             assert active == {severity}
-        for second in (500, 502):
+        for second in range(150, 550, 50):
             deliver(alerts, known, T0 + second * S)
     ends = posted_ends(posted)
     assert set(ends) == set(severities)
@@ -371,6 +371,24 @@ def test_alertmanager_is_told_the_end_of_an_alert_that_is_back_milder_before_its
         deliver(alerts, known, T0 + 70 * S)
     ends = posted_ends(posted)
     assert ends["critical"] < soon() < ends["warning"]
+
+
+HOURS = 3600 * S
+
+
+def test_alertmanager_is_told_again_of_what_goes_on_for_a_day(tmp_path):
+    with server() as (url, posted, _):
+        known = channels({"am": {"kind": "alertmanager", "url": url}})
+        config = AlertConfig(channels=("am",), forgetful=forgetful(known), resolve_after_s=1e6)
+        alerts = AlertBook(tmp_path / "alerts.db", config)
+        alerts.observe([finding(), Failed(analyzer="mfu", error="ValueError: x")], T0, job="j")
+        deliver(alerts, known, T0 + 2 * S)
+        hang = next(a["id"] for a in alerts.list() if a["kind"] == "hang")
+        alerts.acknowledge(hang, "ann", "on it", T0 + 3 * S)
+        for hour in range(1, 25):
+            deliver(alerts, known, T0 + hour * HOURS)
+    told = [a["labels"]["kind"] for _, _, sent in posted[2:] for a in sent]
+    assert told.count("hang") == told.count("no_data") == 2  # after 8 and 16 hours
 
 
 def test_alertmanager_is_given_no_end_before_the_start(tmp_path):
