@@ -10,7 +10,7 @@ import streamlit as st
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import page, parts
 from pulsetrain.dashboard.models.detectors import detectors
-from pulsetrain.dashboard.models.postmortem import during, file_name, postmortem
+from pulsetrain.dashboard.models.postmortem import around_ns, during, file_name, postmortem
 from pulsetrain.dashboard.models.states import DETECTOR_STATES, INCIDENT_STATES, SEVERITIES, pill
 from pulsetrain.dashboard.models.text import ago, clock
 from pulsetrain.dashboard.models.times import TimeChoice
@@ -79,9 +79,12 @@ def _card(incident: JsonObject, *, unfolded: bool) -> None:
 def _download(incident: JsonObject) -> None:
     """The post-mortem as one file: findings and events in one order of time."""
     source, job = page.source(), str(incident["job"])
+    from_ns, to_ns = around_ns(incident)
     st.download_button(
         "Post-mortem",
-        data=lambda: postmortem(incident, source.rows(views.events, job, limit=1000)),
+        data=lambda: postmortem(
+            incident, source.rows(views.events, job, limit=1000, from_ns=from_ns, to_ns=to_ns)
+        ),
         file_name=file_name(incident),
         mime="text/markdown",
         key=f"postmortem-{incident['id']}",

@@ -23,9 +23,8 @@ _STEPS = 100
 
 def times(source: Source, job: str, chosen: TimeChoice) -> tuple[int, int]:
     """The time range that a page is about, UTC nanoseconds. The last hour where none is chosen."""
-    row = next((r for r in source.rows(views.jobs) if r["job"] == job), None)
-    last_ns = int(row["last_ns"]) if row else 0
     running = source.job(job).get("state", "past") not in ("past", "finished", "failed")
+    last_ns = 0 if running else max((r["last_ns"] for r in source.rows(views.last_heard, job)), default=0)
     return chosen.bounds(running=running, last_ns=last_ns, now_ns=page.now_ns())
 
 
@@ -46,7 +45,9 @@ def window(source: Source, job: str, chosen: TimeChoice, *, steps: str = "", las
         return newest(source.rows(views.jobs), job, steps=steps, last=last)
     from_ns, to_ns = times(source, job, chosen)
     rows = source.rows(explore.steps_during, job, from_ns=from_ns, to_ns=to_ns)
-    return next((Window(first=row["first_step"], last=row["last_step"]) for row in rows), None)
+    return next(
+        (Window(first=r["first_step"], last=r["last_step"], newest=r["newest_step"]) for r in rows), None
+    )
 
 
 def logs(rows: Sequence[JsonObject], *, hint: str = "Choose a longer time.") -> None:

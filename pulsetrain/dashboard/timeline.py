@@ -69,7 +69,8 @@ def _window(job: str, steps: str, time: TimeChoice) -> Window | None:
     chosen = parts.window(page.source(), job, time, steps=steps, last=_LAST)
     if chosen is None or steps or not time.given:
         return chosen
-    return Window(first=max(chosen.first, chosen.last - _LAST_MAX + 1), last=chosen.last)
+    last = chosen.newest if chosen.newest >= 0 else chosen.last
+    return Window(first=max(chosen.first, last - _LAST_MAX + 1), last=last)
 
 
 def _first_ranks(jobs: Sequence[JsonObject], job: str) -> tuple[int, ...]:

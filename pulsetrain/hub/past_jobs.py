@@ -136,7 +136,10 @@ def summarize_past(job: PastJob, found: Sequence[Finding], *, judged: bool = Tru
     if job.ending in _STATES:
         return {"state": _STATES[job.ending], "sentence": _ending(job), "since_ns": job.ended_ns}
     if not job.is_recording:
-        sentence = f"No agent of this job is connected. Its last step on record is {job.last_step}."
+        steps = (
+            f"Its last step on record is {job.last_step}." if job.last_step >= 0 else "No step is on record."
+        )
+        sentence = f"No agent of this job is connected. {steps}"
         return {"state": "no_data", "sentence": sentence, "since_ns": job.last_ns}
     recorded = f"Recorded up to step {job.last_step}, {job.ranks} ranks"
     worst = next((f for f in found if f.severity != "info"), None)
@@ -149,7 +152,8 @@ def summarize_past(job: PastJob, found: Sequence[Finding], *, judged: bool = Tru
 
 
 def _ending(job: PastJob) -> str:
+    steps = f"after step {job.last_step}" if job.last_step >= 0 else "no step on record"
     if job.ending == "job_finished":
-        return f"Finished after step {job.last_step}."
+        return f"Finished {steps}." if job.last_step >= 0 else f"Finished, {steps}."
     what = job.reason.removeprefix("job ") or _STATES[job.ending]
-    return f"{what[:1].upper()}{what[1:]}, after step {job.last_step}."
+    return f"{what[:1].upper()}{what[1:]}, {steps}."

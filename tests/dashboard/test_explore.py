@@ -102,7 +102,7 @@ def test_lines_of_the_chosen_time(draw, known):
 
 
 def test_a_rank_stands_beside_its_cohort_in_the_steps_of_the_chosen_time(draw, known):
-    known.stored["steps_during"] = [{"first_step": 40, "last_step": 60}]
+    known.stored["steps_during"] = [{"first_step": 40, "last_step": 60, "newest_step": 60}]
     draw("rank", rank="5", **NIGHT)
     asked = {name: dict(options) for name, _, options in known.asked}
     assert (asked["work_beside_cohort"]["first"], asked["work_beside_cohort"]["last"]) == (40, 60)

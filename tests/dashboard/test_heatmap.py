@@ -49,7 +49,7 @@ def test_no_cell_and_no_step_are_said(draw, cells):
 
 
 def test_the_steps_that_began_in_the_chosen_time_unless_steps_are_given(draw, cells):
-    cells.stored["steps_during"] = [{"first_step": 40, "last_step": 60}]
+    cells.stored["steps_during"] = [{"first_step": 40, "last_step": 60, "newest_step": 60}]
     assert "Steps 40 to 60" in draw("heatmap", last="1 hour").text
     assert "Steps 1 to 5" in draw("heatmap", last="1 hour", range="1:5").text
     cells.stored["steps_during"] = []

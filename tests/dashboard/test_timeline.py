@@ -85,7 +85,7 @@ def test_what_has_not_changed_is_not_drawn_again(draw, spans, monkeypatch):
 
 
 def test_the_last_steps_that_began_in_the_chosen_time_unless_steps_are_given(draw, spans):
-    spans.stored["steps_during"] = [{"first_step": 40, "last_step": 60}]
+    spans.stored["steps_during"] = [{"first_step": 40, "last_step": 60, "newest_step": 60}]
     text = draw("timeline", last="1 hour").text
     assert "steps 57 to 60." in text
     assert "the last ones that began in the chosen time" in text

@@ -19,9 +19,9 @@ def postmortem(incident: JsonObject, events: Sequence[JsonObject]) -> str:
     `events` are rows of `views.events` of its job. Those from two minutes before it to ten minutes after its
     last finding belong to it.
     """
-    first = int(incident["since_ns"])
-    last = max([first, *(int(line["ts_ns"]) for line in incident["timeline"])])
-    around = [e for e in events if first - BEFORE_NS <= e["ts_ns"] <= last + AFTER_NS]
+    first, last = _seen(incident)
+    from_ns, to_ns = around_ns(incident)
+    around = [e for e in events if from_ns <= e["ts_ns"] <= to_ns]
     parts = [
         f"# {_plain(incident['root'])}: {_plain(incident['summary'])}",
         _facts(incident, last - first),
@@ -31,6 +31,18 @@ def postmortem(incident: JsonObject, events: Sequence[JsonObject]) -> str:
         "## What happened\n\n" + _history(incident["timeline"], around),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def around_ns(incident: JsonObject) -> tuple[int, int]:
+    """The time whose events belong to an incident, UTC nanoseconds."""
+    first, last = _seen(incident)
+    return first - BEFORE_NS, last + AFTER_NS
+
+
+def _seen(incident: JsonObject) -> tuple[int, int]:
+    """When its first and its last finding came."""
+    first = int(incident["since_ns"])
+    return first, max([first, *(int(line["ts_ns"]) for line in incident["timeline"])])
 
 
 def during(incident: JsonObject, from_ns: int, to_ns: int) -> bool:

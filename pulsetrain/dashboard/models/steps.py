@@ -13,10 +13,14 @@ _RANK_STEPS = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Steps `first`..`last`, both included."""
+    """Steps `first`..`last`, both included.
+
+    `newest` is the one that was done last, which is not the highest where an attempt went back. -1: the last.
+    """
 
     first: int
     last: int
+    newest: int = -1
 
     @property
     def width(self) -> int:

@@ -50,8 +50,8 @@ class TimeChoice:
     def bounds(self, *, running: bool, last_ns: int, now_ns: int) -> tuple[int, int]:
         """Its first and last moment for a job, UTC nanoseconds: the last hour where nothing is chosen.
 
-        An open end is now while the job runs, else a minute after its last step. In whole ten seconds, so
-        that answers can be kept.
+        An open end is now while the job runs, else a minute after it was heard last (`last_ns`). In whole
+        ten seconds, so that answers can be kept.
 
         >>> TimeChoice(last="1 hour").bounds(running=False, last_ns=7_200 * 10**9, now_ns=10**18)[1] // 10**9
         7270

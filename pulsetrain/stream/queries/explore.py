@@ -174,10 +174,14 @@ def step_starts(store: Queryable, job: str, steps: Sequence[int]) -> pa.Table:
 
 
 def steps_during(store: Queryable, job: str, *, from_ns: int, to_ns: int) -> pa.Table:
-    """The steps that began on any rank in a time: first_step, last_step. No row for none."""
+    """The steps that began on any rank in a time: first_step, last_step. No row for none.
+
+    `newest_step` is the last one of the newest attempt among them.
+    """
     return store.query(
         """
-        SELECT min(step) AS first_step, max(step) AS last_step FROM steps
+        SELECT min(step) AS first_step, max(step) AS last_step,
+               max((attempt, step)).2 AS newest_step FROM steps
         WHERE job = {job:String} AND start BETWEEN fromUnixTimestamp64Nano({from_ns:Int64})
                                                AND fromUnixTimestamp64Nano({to_ns:Int64})
         HAVING count() > 0

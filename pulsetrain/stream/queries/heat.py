@@ -98,12 +98,13 @@ _COMPARED = """
         FROM places
         JOIN (SELECT node, min(rank) AS first_rank FROM places GROUP BY node) AS firsts USING (node)),
     gross AS (
-        SELECT rank, {column} AS col, phase, parent, any(category) AS category, any(node) AS ran_on,
+        SELECT rank, {column} AS col, phase, parent, any(category) AS category,
+               argMax(node, duration_ns) AS ran_on,
                sum(duration_ns) AS took, category = 'communication' AS communicates,
                NOT communicates AND sum(blocked_known) = sum(spans) AS known,
                took - if(known, sum(blocked_ns), 0) AS own, {seen} AS n
         FROM span_rollup
-        WHERE job = {{job:String}} AND {steps} AND phase != parent
+        WHERE job = {{job:String}} AND {steps} AND phase != parent {newest}
           AND ({{phase:String}} = '' OR phase = {{phase:String}} OR parent = {{phase:String}})
         GROUP BY rank, col, phase, parent),
     parts AS (
@@ -113,7 +114,8 @@ _COMPARED = """
         FROM gross),
     net AS (
         SELECT rank, col, part.1 AS phase, anyIf(of, part.2 > 0) AS category,
-               sum(part.2) - if(min(part.4), 0, sum(part.3)) AS net_ns, max(n) AS seen, any(ran_on) AS ran_on
+               sum(part.2) - if(min(part.4), 0, sum(part.3)) AS net_ns, max(n) AS seen,
+               argMax(ran_on, part.2) AS ran_on
         FROM parts
         WHERE part.1 != '' AND ({{phase:String}} = '' OR part.1 = {{phase:String}})
         GROUP BY rank, col, phase HAVING net_ns > 0),
@@ -128,7 +130,7 @@ _COMPARED = """
                groupArray((rank, value, each.pp, each.dp, each.node, each.first_rank)) AS members
         FROM (
             SELECT each.*, ifNull(located.pp, 0) AS pp, located.dp AS dp,
-                   if(located.node = '', ran_on, located.node) AS node, located.first_rank AS first_rank
+                   if(ran_on = '', located.node, ran_on) AS node, located.first_rank AS first_rank
             FROM each LEFT JOIN located USING (rank)) AS each
         GROUP BY pp, col, phase),
     compared AS (
@@ -167,6 +169,11 @@ _BINS = """
 """
 
 
+_NEWEST = """AND (step, attempt) IN (
+            SELECT step, max(attempt) FROM span_rollup
+            WHERE job = {{job:String}} AND {steps} GROUP BY step)"""
+
+
 def _attempts(store: Queryable, job: str, view: HeatView) -> tuple[int, int]:
     """The first and the last attempt at the steps of a view. (0, 0) for none."""
     found = store.query(
@@ -184,15 +191,19 @@ def heat(store: Queryable, job: str, view: HeatView) -> pa.Table:
     an even number of ranks the median is the quicker of the two in the middle, so that a slow half does not
     hide itself. For communication it is the one that waits longer.
 
+    Of a step that was done in several attempts the newest counts. `node` is where the rank ran then. Where it
+    ran on two in these steps, it is the one on which its longest phases were.
+
     Columns: bin, col, phase, category, first_item and last_item (of the level), first_node, last_node, items,
     ranks, first_rank, last_rank. Of the worst rank: rank, node, value_ns and usual_ns (net, a step), cohort
     (ranks). And `suspects`, the ranks of the row that stand out most: (most_ns, rank, value_ns,
     usual_ns, cohort, node). A rank stands out where it works longer than its cohort, by 1 % of the step and
     by four times the spread of the quicker half.
     """
+    low, high = _attempts(store, job, view)
     compared = _COMPARED.format(
-        column=view.column(), steps=view.condition(), within=view.within(),
-        seen=view.seen(*_attempts(store, job, view)),
+        column=view.column(), steps=view.condition(), within=view.within(), seen=view.seen(low, high),
+        newest=_NEWEST.format(steps=view.condition()) if low < high else "",
     )  # fmt: skip
     sql = _BINS.format(compared=compared, item=_ITEM[view.by], most=MOST_SUSPECTS)
     limits = {"first": view.first, "last": view.last, "rows": view.rows}

@@ -23,18 +23,28 @@ def recorded_findings(store: Queryable, *, most_of_job: int = 1000) -> pa.Table:
 
 
 def stored_jobs(store: Queryable, *, limit: int = 50) -> pa.Table:
-    """Jobs with steps on record, newest first.
+    """Jobs on record, newest first.
 
-    Columns: job, attempt (the newest), first_step and last_step (of it), last_ns (when its last step began),
-    ranks.
+    Columns: job, attempt (the newest with steps), first_step and last_step (of it), last_ns (when its last
+    step began), ranks. Of a job without any step: the newest attempt that was started, -1 for its steps, when
+    that was, and the ranks that have a place.
     """
     return store.query(
         """
-        SELECT job, attempt, min(step) AS first_step, max(step) AS last_step,
-               toUnixTimestamp64Nano(max(start)) AS last_ns, uniq(rank) AS ranks
-        FROM steps
-        WHERE (job, attempt) IN (SELECT job, max(attempt) FROM steps GROUP BY job)
-        GROUP BY job, attempt ORDER BY last_ns DESC, job LIMIT {limit:Int64}
+        SELECT * FROM (
+            SELECT job, attempt, min(step) AS first_step, max(step) AS last_step,
+                   toUnixTimestamp64Nano(max(start)) AS last_ns, uniq(rank) AS ranks
+            FROM steps
+            WHERE (job, attempt) IN (SELECT job, max(attempt) FROM steps GROUP BY job)
+            GROUP BY job, attempt
+            UNION ALL
+            SELECT job, started.attempt, toInt64(-1), toInt64(-1), started.last_ns, placed.ranks FROM (
+                SELECT job, max(attempt) AS attempt, toUnixTimestamp64Nano(max(ts)) AS last_ns
+                FROM events
+                WHERE kind = 'attempt_started' AND job NOT IN (SELECT DISTINCT job FROM steps)
+                GROUP BY job) AS started
+            LEFT JOIN (SELECT job, uniq(rank) AS ranks FROM topology GROUP BY job) AS placed USING (job))
+        ORDER BY last_ns DESC, job LIMIT {limit:Int64}
         """,
         {"limit": limit},
     )

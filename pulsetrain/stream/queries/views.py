@@ -22,15 +22,41 @@ def _during(column: str, to_ns: int) -> str:
 
 
 def jobs(store: Queryable) -> pa.Table:
-    """Jobs with steps on record, newest first: job, attempts, first_ns, last_ns, first_step, last_step,
-    ranks."""
+    """Jobs with steps on record, newest first.
+
+    Columns: job, attempts, first_step, first_ns and last_ns (when the first and the last step began). Of the
+    newest attempt with steps: last_step, ranks. An earlier one may have come further.
+    """
     return store.query(
         """
-        SELECT job, max(attempt) + 1 AS attempts, min(step) AS first_step, max(step) AS last_step,
-               uniq(rank) AS ranks,
-               toUnixTimestamp64Nano(min(start)) AS first_ns, toUnixTimestamp64Nano(max(start)) AS last_ns
-        FROM steps GROUP BY job ORDER BY last_ns DESC, job LIMIT 200
+        SELECT job, max(attempt) + 1 AS attempts, min(low) AS first_step,
+               argMax(high, attempt) AS last_step, argMax(n_ranks, attempt) AS ranks,
+               min(began_ns) AS first_ns, max(newest_ns) AS last_ns
+        FROM (
+            SELECT job, attempt, min(step) AS low, max(step) AS high, uniq(rank) AS n_ranks,
+                   toUnixTimestamp64Nano(min(start)) AS began_ns,
+                   toUnixTimestamp64Nano(max(start)) AS newest_ns
+            FROM steps GROUP BY job, attempt)
+        GROUP BY job ORDER BY last_ns DESC, job LIMIT 200
         """
+    )
+
+
+def last_heard(store: Queryable, job: str) -> pa.Table:
+    """When the last step of a job ended, or its last event or line came: last_ns, 0 for nothing.
+
+    What a hub says of a recording later is not of the job.
+    """
+    return store.query(
+        """
+        SELECT max(last_ns) AS last_ns FROM (
+            SELECT max(toUnixTimestamp64Nano(start) + duration_ns) AS last_ns
+            FROM steps WHERE job = {job:String}
+            UNION ALL SELECT max(toUnixTimestamp64Nano(ts)) FROM logs WHERE job = {job:String}
+            UNION ALL SELECT max(toUnixTimestamp64Nano(ts)) FROM events
+                      WHERE job = {job:String} AND kind != 'judged')
+        """,
+        {"job": job},
     )
 
 

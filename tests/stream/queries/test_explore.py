@@ -129,7 +129,9 @@ def test_counters_of_chosen_nodes_and_of_the_nodes_of_ranks(store, chosen, nodes
 def test_the_steps_that_began_in_a_time(store):
     job = RecordedJob(now_ns=NOW)
     second = {"from_ns": job.began_ns, "to_ns": job.began_ns + S}
-    assert explore.steps_during(store, "gpt", **second).to_pylist() == [{"first_step": 0, "last_step": 4}]
+    assert explore.steps_during(store, "gpt", **second).to_pylist() == [
+        {"first_step": 0, "last_step": 4, "newest_step": 4}
+    ]
     assert explore.steps_during(store, "gpt", from_ns=0, to_ns=S).to_pylist() == []
 
 

@@ -143,3 +143,34 @@ def test_a_step_that_is_done_again_counts_once_for_each_attempt(store, attempts,
     view = HeatView(by="rank", first=0, last=STEPS - 1, sample=sample)
     (cell,) = heat(store, job, view).to_pylist()
     assert cell["value_ns"] == MS // 4
+
+
+def test_the_newest_attempt_at_a_step_counts_where_it_ran(store):
+    """Rank 3 was slow on b. Its place went to s, which does the last steps again and is not slow."""
+
+    def span(attempt, step, rank, node, ms):
+        return {
+            "job": "moved", "attempt": attempt, "node": node, "rank": rank, "step": step, "phase": "forward",
+            "category": "compute", "lane": "host", "start": step * 1_000 * MS + 1, "duration_ns": ms * MS,
+        }  # fmt: skip
+
+    quick = [
+        span(a, s, r, "a", 100)
+        for a, steps in ((0, range(6)), (1, range(4, 8)))
+        for s in steps
+        for r in range(3)
+    ]
+    slow = [span(0, step, 3, "b", 200) for step in range(6)]
+    healed = [span(1, step, 3, "s", 100) for step in range(4, 8)]
+    store.insert("spans", table("spans", [*quick, *slow, *healed]))
+    places = [(a, r, node if r == 3 else "a") for a, node in ((0, "b"), (1, "s")) for r in range(4)]
+    placed = [{"job": "moved", "attempt": a, "rank": r, "node": node, "pp": 0} for a, r, node in places]
+    store.insert("topology", table("topology", placed))
+
+    def worst(first, last):
+        (cell,) = heat(store, "moved", HeatView(by="job", first=first, last=last)).to_pylist()
+        return (cell["rank"], cell["node"]) if cell["suspects"] else None
+
+    assert worst(0, 3) == (3, "b")
+    assert worst(4, 7) is None
+    assert worst(0, 7) == (3, "b")

@@ -9,12 +9,14 @@ import pytest
 from pulsetrain.analytics.trace_export import export, export_file
 from pulsetrain.core.errors import UsageError
 from pulsetrain.records.findings import recorded
-from pulsetrain.stream.queries import views
+from pulsetrain.stream.queries import explore, past, views
 from pulsetrain.stream.store.clickhouse import open_store
 from tests.dashboard.hub_process import fake_hub
-from tests.dashboard.recorded_job import S, table
+from tests.dashboard.recorded_job import MS, S, table
 
 pytestmark = pytest.mark.integration
+
+T0 = 1_790_000_000 * S
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +28,14 @@ def hub(tmp_path_factory):
 @pytest.fixture(scope="module")
 def store(hub):
     opened = open_store(hub.url, token=hub.token)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def empty(tmp_path):
+    opened = open_store(f"chdb://{tmp_path / 'store'}")
+    opened.migrate()
     yield opened
     opened.close()
 
@@ -45,6 +55,54 @@ def test_jobs_and_attempts(store):
     )
     assert views.last_attempt(store, "gpt") == 1
     assert views.last_attempt(store, "never seen") == -1
+
+
+def step(job, attempt, number, rank=0, at_s=0, **fields):
+    start = T0 + at_s * 1000 * MS
+    return {
+        "job": job,
+        "attempt": attempt,
+        "rank": rank,
+        "step": number,
+        "start": start,
+        "duration_ns": MS,
+        **fields,
+    }
+
+
+def test_the_newest_steps_are_those_of_the_newest_attempt(empty):
+    before = [step("j", 0, number, rank, at_s=number) for number in range(90, 101) for rank in range(4)]
+    after = [step("j", 1, number, rank, at_s=100 + number) for number in range(95, 98) for rank in range(2)]
+    empty.insert("steps", table("steps", [*before, *after]))
+    (job,) = rows(views.jobs(empty))
+    assert (job["attempts"], job["first_step"], job["last_step"], job["ranks"]) == (2, 90, 97, 2)
+    asked = {"from_ns": T0, "to_ns": T0 + 1000 * 1000 * MS}
+    (during,) = rows(explore.steps_during(empty, "j", **asked))
+    assert (during["first_step"], during["last_step"], during["newest_step"]) == (90, 100, 97)
+
+
+def test_a_job_is_heard_until_its_last_line(empty):
+    empty.insert("steps", table("steps", [step("j", 0, 1)]))
+    said = {
+        "job": "j",
+        "node": "a",
+        "rank": 0,
+        "ts": T0 + 600 * 1000 * MS,
+        "message": "ValueError",
+        "source": "stderr",
+    }
+    empty.insert("logs", table("logs", [said]))
+    judged = {"job": "j", "kind": "judged", "ts": T0 + 9_000 * 1000 * MS, "detail": "{}"}
+    empty.insert("events", table("events", [judged]))
+    assert rows(views.last_heard(empty, "j")) == [{"last_ns": T0 + 600 * 1000 * MS}]
+    assert rows(views.last_heard(empty, "never seen")) == [{"last_ns": 0}]
+
+
+def test_a_job_that_failed_before_its_first_step_is_on_record(empty):
+    started = {"job": "j", "attempt": 2, "kind": "attempt_started", "ts": T0, "detail": "{}"}
+    empty.insert("events", table("events", [started]))
+    (job,) = rows(past.stored_jobs(empty))
+    assert (job["job"], job["attempt"], job["last_step"], job["last_ns"], job["ranks"]) == ("j", 2, -1, T0, 0)
 
 
 def test_course_is_bounded_and_complete(store):
