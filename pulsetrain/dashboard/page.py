@@ -337,7 +337,7 @@ def _guarded(body: Callable[[], None]) -> None:
     try:
         body()
     except PulsetrainError as error:
-        empty(_away(error) if source().problem else f"{error}.")
+        empty(_away(error) if source().away else f"{error}.")
 
 
 def is_missing(said: Callable[[], str]) -> bool:

@@ -70,14 +70,14 @@ class Cache:
         self._clock, self._away, self._start = clock, away, start
         self._running: dict[Hashable, Future[object]] = {}
         self._answers: OrderedDict[Hashable, _Answer] = OrderedDict()
-        self._failures: OrderedDict[Hashable, tuple[PulsetrainError, float]] = OrderedDict()
+        self._failures: OrderedDict[Hashable, tuple[PulsetrainError, float, float]] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
     def problem(self) -> str:
         """Why some question cannot be answered now. "" for none."""
         with self._lock:
-            recent = [e for e, at in self._failures.values() if self._clock() - at < _PROBLEM_S]
+            recent = [e for e, at, _ in self._failures.values() if self._clock() - at < _PROBLEM_S]
         return str(recent[-1]) if recent else ""
 
     def ask(self, key: Hashable, question: Callable[[], T]) -> T:
@@ -99,10 +99,13 @@ class Cache:
             return cast("T", kept.value)
 
     def _refuse_if_failed(self, key: Hashable) -> None:
-        """Raise why the question failed a moment ago."""
+        """Raise why the question failed a moment ago. What took long to fail is asked again the later."""
         failed = self._failures.get(key)
-        if failed is not None and self._clock() - failed[1] < _RETRY_S:
-            raise failed[0]
+        if failed is None:
+            return
+        error, at_s, took_s = failed
+        if self._clock() - at_s < max(_RETRY_S, _COST_FACTOR * took_s):
+            raise error
 
     def _question(self, key: Hashable, question: Callable[[], object]) -> Future[object]:
         """The answer that will come, once for all that ask at the same time."""
@@ -128,7 +131,7 @@ class Cache:
             value = question()
         except BaseException as error:  # noqa: BLE001 - it is raised where the answer is wanted
             if self._end(key, future) and isinstance(error, PulsetrainError):
-                self._fail(key, error)
+                self._fail(key, error, self._clock() - started)
             future.set_exception(error)
         else:
             if self._end(key, future):
@@ -163,11 +166,11 @@ class Cache:
             self._failures.pop(key, None)
             _put(self._answers, key, _Answer(value=value, until_s=until, spare_until_s=spare, at_s=now))
 
-    def _fail(self, key: Hashable, error: PulsetrainError) -> None:
+    def _fail(self, key: Hashable, error: PulsetrainError, took_s: float = 0.0) -> None:
         with self._lock:
             before = self._failures.get(key)
             if before is None or before[0] is not error:
-                _put(self._failures, key, (error, self._clock()))
+                _put(self._failures, key, (error, self._clock(), took_s))
 
 
 def _put(kept: OrderedDict[Hashable, T], key: Hashable, value: T) -> None:
@@ -197,6 +200,11 @@ class Source:
     def problem(self) -> str:
         """Why the hub, or some question to it, cannot be answered now. "" for none."""
         return self.pulse.away or self.cache.problem
+
+    @property
+    def away(self) -> str:
+        """Why the hub does not answer. "" where it does, though it may not answer every question."""
+        return self.pulse.away
 
     @property
     def age_s(self) -> float:

@@ -109,6 +109,7 @@ class FakeSource:
     error: PulsetrainError | None = None
     client: FakeClient = field(default_factory=FakeClient)
     problem: str = ""
+    away: str = ""
     age_s: float = 0.0
     forgotten: list[object] = field(default_factory=list)
     profiled: list[tuple[str, list[int], int]] = field(default_factory=list)

@@ -119,6 +119,20 @@ def test_a_hub_that_is_away_is_not_asked_by_every_part_of_a_page(cache, clock):
     assert cache.problem == ""
 
 
+def test_a_question_that_takes_too_long_is_not_asked_again_at_once(cache, clock):
+    hub = Hub(clock, cost_s=25.0)
+    hub.away = True
+    with pytest.raises(Unavailable):
+        cache.ask("logs", hub)
+    clock.now += 100
+    with pytest.raises(Unavailable):
+        cache.ask("logs", hub)
+    assert hub.asked == 1
+    clock.now += 26
+    hub.away = False
+    assert cache.ask("logs", hub) == 2
+
+
 def test_a_problem_with_one_answer_is_not_hidden_by_another(cache, clock):
     away, fine = Hub(clock), Hub(clock)
     away.away = True
