@@ -26,7 +26,7 @@ class Store:
         self.rows = []
 
     def query(self, sql, params=None):
-        return pa.table({"attempt": [-1], "n": [0]}) if "UNION ALL" in sql else pa.table({})
+        return pa.table({"attempt": [-1], "n": [0]}) if "count() AS n" in sql else pa.table({})
 
     def inserts(self, *tables):
         return None
