@@ -2,8 +2,8 @@
 
 What one insert holds is decided before it happens, and Kafka itself keeps it: the commit of the offsets
 carries the end of the range in its metadata. So whoever takes over after a crash repeats the same range
-under the same deduplication token (topic, partition, offsets), and the store drops it where it was stored
-already:
+under the same deduplication token (topic, partition, offsets, a digest of the messages), and the store drops
+it where it was stored already:
 
     1. commit (start, "to end")      2. insert [start, end)      3. save row ranges      4. commit (end, "")
 

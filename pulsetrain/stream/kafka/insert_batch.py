@@ -53,7 +53,7 @@ def why_refused(writer: ExactlyOnceWriter, insert: PreparedInsert, retry: Retry)
 
 
 class BatchBuilder:
-    """Decodes messages and prepares their inserts. The token of an insert names its range of offsets."""
+    """Decodes messages and prepares their inserts. The token of an insert is that of its range."""
 
     def __init__(
         self, writer: ExactlyOnceWriter, record_of: Callable[[str], str], dead_letter: DeadLetter
@@ -74,7 +74,7 @@ class BatchBuilder:
         """Store what the store takes of a range that it refused as a whole.
 
         Halves are tried until single messages are refused, which go to the dead letters. A part has the
-        token of its own range of offsets. What is stored of a part is saved before the next one.
+        token of its own range. What is stored of a part is saved before the next one.
         """
         record = self._record_of(refused.partition.topic)
         middle = len(refused.messages) // 2

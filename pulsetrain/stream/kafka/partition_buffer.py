@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from kafka import TopicPartition
@@ -44,10 +46,19 @@ class OffsetRange:
         """Rows that its messages say they hold."""
         return sum(map(rows_of, self.messages))
 
-    @property
+    @cached_property
     def token(self) -> str:
-        """The deduplication token of this range's insert."""
-        return f"{self.partition.topic}:{self.partition.partition}:{self.start}-{self.end}"
+        """The deduplication token of this range's insert: its offsets and a digest of its messages.
+
+        Offsets come again with other rows, as when a topic is made anew. A range that is repeated has the
+        same messages.
+        """
+        digest = hashlib.blake2b(digest_size=8)
+        for message in self.messages:
+            value = message.value or b""
+            digest.update(len(value).to_bytes(8, "big") + value)
+        where = f"{self.partition.topic}:{self.partition.partition}:{self.start}-{self.end}"
+        return f"{where}:{digest.hexdigest()}"
 
     @property
     def announcement(self) -> str:

@@ -99,7 +99,16 @@ def test_a_successor_repeats_the_announced_range_and_no_other(monkeypatch, topic
     topic.send(data(10, 5), rows=5)
     drain(make_ingest(monkeypatch, topic, store))
     assert store.rows == list(range(1000, 1015))
-    assert "steps:0:0-2" in store.tokens
+    assert any(str(token).startswith("steps:0:0-2:") for token in store.tokens)
+
+
+def test_a_topic_that_was_made_anew_has_other_rows_at_the_same_offsets(monkeypatch, topic, store):
+    topic.send(data(0, 5), rows=5)
+    drain(make_ingest(monkeypatch, topic, store))
+    anew = Topic()
+    anew.send(data(5, 5), rows=5)
+    drain(make_ingest(monkeypatch, anew, store))
+    assert store.rows == list(range(1000, 1010))
 
 
 def test_a_successor_leaves_out_what_was_stored_and_comes_again_as_another_message(monkeypatch, topic, store):
@@ -233,7 +242,7 @@ def test_while_much_waits_the_next_batch_is_prepared_beside_the_insert(monkeypat
     topic.send(data(5, 5), rows=5_000)
     running = make_ingest(monkeypatch, topic, store, config=config)
     look(running)
-    assert [r.token for r in running.ingest._prepared.ranges] == ["steps:0:1-2"]
+    assert [(r.start, r.end) for r in running.ingest._prepared.ranges] == [(1, 2)]
     store.fails = ""
     drain(running)
     assert store.rows == list(range(1000, 1010))
@@ -326,7 +335,7 @@ def test_a_successor_of_a_member_that_died_amid_the_parts_stores_each_row_once(m
     keep = store.insert_raw
 
     def insert_raw(name, columns, stream, *, token):
-        if token == "steps:0:2-3":
+        if str(token).startswith("steps:0:2-3:"):
             killed.ingest.stop()
             raise Unavailable("away")
         keep(name, columns, stream, token=token)

@@ -19,8 +19,8 @@ from pulsetrain.stream.kafka.partition_buffer import (
 from tests.stream.kafka import fakes
 
 
-def message(offset, rows=10):
-    return SimpleNamespace(offset=offset, headers=[("rows", str(rows).encode())])
+def message(offset, rows=10, value=b""):
+    return SimpleNamespace(offset=offset, headers=[("rows", str(rows).encode())], value=value)
 
 
 def buffer(offsets, *, repeat_until=-1, since_s=0.0, rows=10):
@@ -90,7 +90,17 @@ def test_an_announcement_is_read_back():
     each = OffsetRange(TopicPartition("t", 1), [message(3), message(4)])
     assert announced_end(each.announcement) == each.end == 5
     assert announced_end("") == announced_end(None) == -1
-    assert each.token == "t:1:3-5"
+
+
+def test_a_range_has_the_same_token_again_and_other_messages_at_its_offsets_another():
+    def token(*values):
+        return OffsetRange(
+            TopicPartition("t", 1), [message(3 + i, value=v) for i, v in enumerate(values)]
+        ).token
+
+    assert token(b"ab", b"c") == token(b"ab", b"c")
+    assert token(b"ab", b"c").startswith("t:1:3-5:")
+    assert len({token(b"ab", b"c"), token(b"a", b"bc"), token(b"ab", b"d"), token(b"ab", None)}) == 4
 
 
 def test_the_age_is_that_of_the_oldest_message_that_tells_when_it_was_sent():
