@@ -83,11 +83,16 @@ class PartitionBuffer:
         self.rows += sum(map(rows_of, messages))
 
     def ready(self, rows: int) -> list[Message]:
-        """The messages of the next insert: a range to repeat alone and whole, else about `rows` rows."""
+        """The messages of the next insert: a range to repeat alone and whole, else about `rows` rows.
+
+        A range is whole where its last message is here, or any message behind it: what is not here by then
+        was compacted away.
+        """
         if self.repeat_until < 0 or (self.messages and self.messages[0].offset >= self.repeat_until):
             return self._first(rows)  # nothing to repeat, or the broker has already forgotten it
         inside = [m for m in self.messages if m.offset < self.repeat_until]
-        return inside if inside and inside[-1].offset == self.repeat_until - 1 else []
+        whole = bool(self.messages) and self.messages[-1].offset >= self.repeat_until - 1
+        return inside if whole else []
 
     def take(self, messages: Sequence[Message], now_s: float) -> None:
         """Remove the first messages, which are on their way to the store."""

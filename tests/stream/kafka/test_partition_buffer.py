@@ -57,6 +57,13 @@ def test_a_range_that_was_announced_waits_until_it_is_whole_and_goes_alone():
     assert offsets(made.ready(1000)) == [7]
 
 
+def test_an_announced_range_whose_last_message_was_compacted_away_ends_at_the_next_message():
+    made = buffer([4, 5, 8], repeat_until=7)
+    assert offsets(made.ready(1000)) == [4, 5]
+    made.take(made.ready(1000), 1.0)
+    assert offsets(made.ready(1000)) == [8]
+
+
 def test_an_announced_range_that_the_broker_forgot_is_not_waited_for():
     assert offsets(buffer([9, 10], repeat_until=7).ready(1000)) == [9, 10]
 
