@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from io import IOBase
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO, cast
 from urllib.parse import unquote, urlsplit
 
@@ -52,6 +53,14 @@ SILENT_S = 25
 often. Agents that send rows wait for 30 s."""
 STATEMENT_S = 300
 """The same for a statement that changes tables, which a cluster carries out in silence."""
+_INSERT_SETTINGS: Mapping[str, object] = MappingProxyType(
+    {"async_insert": 0, "max_partitions_per_insert_block": 0, "optimize_on_insert": 0}
+)
+"""Of every insert. Asynchronous inserts are the default from ClickHouse 26.3 on. Older servers refuse them
+together with `_TOKEN_SETTINGS`."""
+_TOKEN_SETTINGS: Mapping[str, object] = MappingProxyType(
+    {"insert_deduplicate": 1, "deduplicate_blocks_in_dependent_materialized_views": 1}
+)
 _SMALL_BYTES = 1 << 20  # up to so many, more threads cost an insert more than they save
 
 
@@ -133,12 +142,11 @@ class Store:
     def _insert(
         self, table: str, columns: Sequence[str], write: Write, token: str | None, size_bytes: int
     ) -> None:
-        settings: dict[str, object] = {"max_partitions_per_insert_block": 0, "optimize_on_insert": 0}
+        settings = dict(_INSERT_SETTINGS)
         if size_bytes <= _SMALL_BYTES:
             settings["max_threads"] = 1
         if token is not None:
-            settings["insert_deduplication_token"] = token
-            settings["deduplicate_blocks_in_dependent_materialized_views"] = 1
+            settings |= _TOKEN_SETTINGS | {"insert_deduplication_token": token}
         with self.client() as client, self._counted(table):
             if self.folder is None:
                 sink = io.BytesIO()

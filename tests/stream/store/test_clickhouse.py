@@ -14,7 +14,7 @@ from pulsetrain.records import ddl
 from pulsetrain.records.schema import RECORDS
 from pulsetrain.stream.queries import storage
 from pulsetrain.stream.store import clickhouse
-from pulsetrain.stream.store.clickhouse import open_store
+from pulsetrain.stream.store.clickhouse import Store, open_store
 from tests.repository import ROOT
 from tests.stream.rows import DAY, table
 
@@ -44,6 +44,27 @@ def test_a_token_stores_its_rows_once(chdb_store):
     for token in ("a", "b", "a", "b"):
         chdb_store.insert("steps", rows, token=f"once-{token}")
     assert count(chdb_store, "steps", "once") == 12
+
+
+class FakeClient:
+    """Notes the settings of inserts."""
+
+    def __init__(self):
+        self.settings = []
+
+    def raw_insert(self, table, columns, data, settings, form):
+        self.settings.append(settings)
+
+
+@pytest.mark.parametrize(("token", "deduplicates"), [("t", 1), (None, None)])
+def test_an_insert_does_not_depend_on_the_profile_of_the_server(token, deduplicates):
+    client = FakeClient()
+    store = Store(lambda: client, name="s", open_reader=lambda config: None)
+    store.insert("steps", table("steps", 1), token=token)
+    (settings,) = client.settings
+    assert settings["async_insert"] == 0
+    assert settings.get("insert_deduplicate") == deduplicates
+    assert settings.get("insert_deduplication_token") == token
 
 
 def test_inserts_are_counted_for_each_table(chdb_store):
@@ -198,7 +219,7 @@ def test_tokens_are_remembered_by_the_folder(tmp_path):
         import sys
         sys.path.insert(0, sys.argv[2])
         from tests.stream.rows import table
-        from pulsetrain.stream.store.clickhouse import open_store
+        from pulsetrain.stream.store.clickhouse import Store, open_store
         store = open_store(sys.argv[1])
         store.migrate()
         store.insert("steps", table("steps", 4), token="again")
