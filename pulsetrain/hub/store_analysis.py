@@ -242,6 +242,11 @@ class StoreAnalysis:
         self._report(after, memory, before.attempt, memory.live, verdicts)
         return first_s
 
+    def forget(self, job: str) -> None:
+        """A job is not kept any longer."""
+        self._memories.pop(job, None)
+        self._phases.pop(job, None)
+
     def consider(self) -> None:
         """Say whether every job is steady. It asks the heartbeats alone.
 

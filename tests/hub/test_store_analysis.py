@@ -310,3 +310,12 @@ def test_a_job_that_could_not_be_seen_before_the_round_and_can_be_in_it_harms_no
     del site.jobs["late"].changes["broken"]
     assert asyncio.run(site.analysis.look_round()) == TURN_S
     assert set(site.sink.detected) == {"j", "late"}
+
+
+def test_nothing_is_kept_of_jobs_that_are_forgotten():
+    site = Site()
+    site.jobs |= {f"j{i}": FakeJob(job=f"j{i}") for i in range(100)}
+    site.turn()
+    for name in site.jobs:
+        site.analysis.forget(name)
+    assert (site.analysis._memories, site.analysis._phases) == ({}, {})
