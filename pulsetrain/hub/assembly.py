@@ -254,20 +254,24 @@ def _detection(
     records = StoreRecords(store, device, inserts=intake.inserts, hurry=intake.hurry, versions=store.inserts)
     suspects = Suspects(jobs, clock, loops)
     live = LiveWatch(jobs, HangEvidence(stacks, ras), reporter, clock, config, suspects, memory)
+    machines = HardwareWatch(jobs, reporter, site_tables(settings.hub.policies), clock)
+    checks, switches = CheckWatch(jobs, reporter), SwitchWatch(jobs, reporter, reporter, clock)
+    analysis = StoreAnalysis(jobs, records, reporter, clock, stacks.detector, pace)
     past_jobs = PastJobs(jobs, past, reporter, writer, clock)
+    by_job = (live, machines, checks, switches, analysis, stacks, ras, reporter)
     return Detection(
         reporter=reporter,
         past_findings=past.findings,
         stacks=stacks,
         ras=ras,
         live=live,
-        machines=HardwareWatch(jobs, reporter, site_tables(settings.hub.policies), clock),
-        checks=CheckWatch(jobs, reporter),
-        switches=SwitchWatch(jobs, reporter, reporter, clock),
+        machines=machines,
+        checks=checks,
+        switches=switches,
         open_alerts=OpenAlerts(jobs, reporter, alerts, clock),
-        analysis=StoreAnalysis(jobs, records, reporter, clock, stacks.detector, pace),
+        analysis=analysis,
         past=past_jobs,
-        over=OverJobs(controller, past_jobs.has_ended, reporter, (live.forget, reporter.forget)),
+        over=OverJobs(controller, past_jobs.has_ended, reporter, [each.forget for each in by_job]),
         records=records,
     )
 

@@ -44,3 +44,7 @@ class CheckWatch:
             dedup = self._dedup[job.job] = FindingDedup(patience=1)
         new = dedup.look(seen)
         self._sink.report(job.job, SOURCE, new, dedup.current())
+
+    def forget(self, job: str) -> None:
+        """A job is not kept any longer."""
+        self._dedup.pop(job, None)

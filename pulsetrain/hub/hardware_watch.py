@@ -58,6 +58,10 @@ class HardwareWatch:
         still_open = [f for f in dedup.current() if f.evidence["node"] in names and f.attempt == job.attempt]
         self._sink.report(job.job, SOURCE, new, still_open)
 
+    def forget(self, job: str) -> None:
+        """A job is not kept any longer."""
+        self._dedup.pop(job, None)
+
     def _judge(self, node: NodeSnapshot, look: JobLook) -> list[Finding]:
         machine = Machine(node=node.name, signs=_signs(node), gpus=node.hello.gpus)
         return signs.judge(machine, self._tables, look) if machine.signs else []

@@ -86,6 +86,8 @@ class PastJobs:
         """Look once. The next turn comes the later, the longer this one took."""
         began_s = self._clock.monotonic_s()
         before, self._jobs = self._jobs, await asyncio.to_thread(self._records.jobs)
+        shown = {(job.job, job.attempt) for job in self._jobs}
+        self._judged = {name: step for name, step in self._judged.items() if name in shown}
         took_s = self._clock.monotonic_s() - began_s
         settled = [job for job in self._jobs if job in before and self._is_unjudged(job)]
         if settled:

@@ -125,6 +125,10 @@ class RasReports:
             findings, NAME, report["ts_ns"], lambda finding: {**evidence, "agrees": _agrees(finding, report)}
         )
 
+    def forget(self, job: str) -> None:
+        """A job is not kept any longer."""
+        self._memories.pop(job, None)
+
     def _job(self, name: str) -> RasSource:
         if name not in self._jobs:
             known = ", ".join(sorted(self._jobs)) or "none"

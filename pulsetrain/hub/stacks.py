@@ -135,6 +135,10 @@ class Stacks:
             return Inconclusive(analyzer=NAME, reason=blind, blind=True)
         return Healthy(analyzer=NAME)
 
+    def forget(self, job: str) -> None:
+        """A job is not kept any longer."""
+        self._memories.pop(job, None)
+
     def _job(self, name: str) -> StackSource:
         if name not in self._jobs:
             known = ", ".join(sorted(self._jobs)) or "none"

@@ -137,6 +137,11 @@ class SwitchWatch:
                 self._report(snapshot, [_finding(snapshot, s, t) for s, t in suspects if name in s.hit])
         failures.raise_any()
 
+    def forget(self, job: str) -> None:
+        """A job is not kept any longer."""
+        self._dedup.pop(job, None)
+        self._hits.lost.pop(job, None)
+
     def _note_nodes(self, name: str, job: JobSnapshot, now_s: float) -> None:
         lost = {node.name for node in job.nodes if node.state is NodeState.LOST}
         begun = lost - self._hits.lost.get(name, set())

@@ -5,11 +5,17 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from pulsetrain.hub import notifier
+from pulsetrain.hub import assembly, notifier, over_jobs
+from pulsetrain.hub.check_watch import CheckWatch
 from pulsetrain.hub.event_writer import EventWriter
+from pulsetrain.hub.hardware_watch import HardwareWatch
 from pulsetrain.hub.live_watch import LiveWatch
 from pulsetrain.hub.loop_health import LoopHealth
+from pulsetrain.hub.ras_reports import RasReports
+from pulsetrain.hub.reporter import Reporter
+from pulsetrain.hub.stacks import Stacks
 from pulsetrain.hub.store_analysis import StoreAnalysis
+from pulsetrain.hub.switch_watch import SwitchWatch
 from pulsetrain.recovery import actions
 from pulsetrain.recovery.job import Job
 from pulsetrain.stream.store.intake import Intake
@@ -156,4 +162,27 @@ def test_the_intake_thread_goes_on_after_an_exception(hub, monkeypatch):
             pass
     parts.intake.close()
     assert row_of(parts, "intake")["failures"] == 1
+    parts.alerts.close()
+
+
+def test_every_watch_hears_of_jobs_that_are_forgotten(hub, monkeypatch):
+    made, heard = [], []
+    original = assembly._detection
+    monkeypatch.setattr(assembly, "_detection", lambda *parts: made.append(original(*parts)) or made[0])
+    for each in (
+        LiveWatch,
+        HardwareWatch,
+        CheckWatch,
+        SwitchWatch,
+        StoreAnalysis,
+        Stacks,
+        RasReports,
+        Reporter,
+    ):
+        monkeypatch.setattr(each, "forget", lambda self, job: heard.append((type(self), job)))
+    parts = hub.make()
+    jobs = {f"j{i}": over_jobs.UNRECORDED_KEPT_S for i in range(100)}
+    monkeypatch.setattr(parts.controller, "over_s", lambda: jobs)
+    asyncio.run(made[0].over.turn())
+    assert len(set(heard)) == len(heard) == 8 * len(jobs)
     parts.alerts.close()

@@ -50,3 +50,11 @@ def test_links_and_arithmetic_are_reported_together(site):
     found = site.look(links=outcome(PORT), wrong_arithmetic=wrong)
     assert {f.kind for f in found} == {"bad_link", "wrong_arithmetic"}
     assert [f.kind for f in site.look(wrong_arithmetic={})] == ["bad_link"]
+
+
+def test_a_job_that_is_forgotten_and_comes_again_is_told_anew(site):
+    site.look(links=outcome(PORT))
+    site.watch.forget("j")
+    assert site.watch._dedup == {}
+    site.look()
+    assert len(site.sink.new) == 2

@@ -92,3 +92,12 @@ def test_a_site_s_tables_are_read_when_the_hub_starts(tmp_path):
     (tmp_path / "hardware_policy.toml").write_text('[[policy]]\nname = "gpu_lost"\nresponse = "often"')
     with pytest.raises(ConfigError, match="often"):
         site_tables(str(tmp_path))
+
+
+def test_a_job_that_is_forgotten_and_comes_again_is_told_anew():
+    site = Site(node("b", XID))
+    site.look()
+    site.watch.forget("j")
+    assert site.watch._dedup == {}
+    site.look()
+    assert len(site.sink.new) == 2

@@ -62,6 +62,15 @@ def test_a_recording_is_judged_once_it_has_stopped_to_grow():
     assert site.journal.events == [("judged", 12)]
 
 
+def test_what_was_judged_is_remembered_as_long_as_the_job_is_shown():
+    site = Site()
+    site.turn(3)
+    assert site.past._judged == {("j", RECORDING.attempt): RECORDING.last_step}
+    site.records.all = []
+    site.turn()
+    assert site.past._judged == {}
+
+
 def test_a_recording_that_an_earlier_hub_judged_is_not_judged_again():
     site = Site()
     site.records.all = [replace(RECORDING, judged_step=9)]

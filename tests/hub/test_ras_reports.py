@@ -181,3 +181,13 @@ def test_two_kinds_of_evidence_are_both_read_and_both_attached(site):
         assert ["nccl_ras" in f.evidence for f in told] == [True, True]
 
     asyncio.run(story())
+
+
+def test_a_later_job_of_the_same_name_is_not_shown_the_report_of_the_one_before(site):
+    async def story():
+        await consider(site, silent())
+        assert site.reports.latest("j")
+        site.reports.forget("j")
+        assert site.reports.latest("j") == {}
+
+    asyncio.run(story())

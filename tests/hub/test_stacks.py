@@ -220,3 +220,13 @@ def test_a_reading_that_raises_is_counted_and_the_next_one_works(site):
 def test_an_unknown_job_is_one_line(site):
     with pytest.raises(UsageError, match="no job 'k' runs here; jobs here: j"):
         site.stacks.latest("k")
+
+
+def test_a_later_job_of_the_same_name_is_not_shown_the_report_of_the_one_before(site):
+    async def story():
+        await consider(site, looked(1.6))
+        assert site.stacks.latest("j")
+        site.stacks.forget("j")
+        assert site.stacks.latest("j") == {}
+
+    asyncio.run(story())

@@ -164,3 +164,11 @@ def test_a_job_that_cannot_be_looked_at_does_not_hide_the_others(site):
     with pytest.raises(ValueError, match="no"):
         site.look(nodes=lost(*UNDER_S3))
     assert [f.subject for f in site.sink.new] == ["switch/s3"]
+
+
+def test_nothing_is_kept_of_a_job_that_is_forgotten(site):
+    site.look(nodes=lost(*UNDER_S3))
+    del site.jobs["j"]
+    site.watch.forget("j")
+    site.look(seconds=WINDOW_S + 1)
+    assert (site.watch._dedup, site.watch._hits.lost, site.watch._hits.seen_s) == ({}, {}, {})
