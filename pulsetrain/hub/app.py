@@ -63,7 +63,7 @@ RECALL_S = 3.0
 @dataclass(frozen=True, kw_only=True)
 class Parts:
     """What a hub is made of. `facts` is what it says of itself. `past_findings` reads what earlier hubs have
-    found, newest first. It blocks."""
+    found, the newest of each job first. It blocks."""
 
     store: Store
     writer: EventWriter

@@ -261,7 +261,7 @@ def _detection(
     by_job = (live, machines, checks, switches, analysis, stacks, ras, reporter)
     return Detection(
         reporter=reporter,
-        past_findings=past.findings,
+        past_findings=lambda: past.findings(clock.wall_ns(), memory.jobs()),
         stacks=stacks,
         ras=ras,
         live=live,

@@ -76,6 +76,11 @@ class KeptMemory:
         ended = self._store.get(ENDED)
         self._ended = _ended_attempts(ended.value) if ended is not None else {}
 
+    def jobs(self) -> set[str]:
+        """The jobs that something is kept of: those that are not over. May be called from any thread."""
+        keys = [key for key in list(self._values) if key.startswith(JOBS)]
+        return {unquote(key.removeprefix(JOBS).split("/")[0]) for key in keys}
+
     def recall(self, job: str) -> JobMemory:
         """See `Memory.recall`."""
         prefix = _prefix(job)

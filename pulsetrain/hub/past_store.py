@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from pulsetrain.analytics.analyze import Analyzer, analyze
 from pulsetrain.analytics.verdict import Verdict
 from pulsetrain.core.json import JsonObject
+from pulsetrain.hub.reporter import SHOWN_S
 from pulsetrain.records.findings import Finding, recorded
 from pulsetrain.stream.queries import past
 from pulsetrain.stream.queries.queryable import Queryable
@@ -73,9 +74,11 @@ class PastStore:
             ends.setdefault(row["job"], []).append(row)
         return [_past_job(row, ends.get(row["job"], [])) for row in past.stored_jobs(self._store).to_pylist()]
 
-    def findings(self) -> list[Finding]:
-        """What earlier hubs have found, newest first."""
-        return [recorded(row["job"], row) for row in past.recorded_findings(self._store).to_pylist()]
+    def findings(self, now_ns: int, running: Collection[str]) -> list[Finding]:
+        """What earlier hubs have found lately, and in jobs that are `running`. The newest of each job
+        first."""
+        rows = past.recorded_findings(self._store, since_ns=now_ns - SHOWN_S * 10**9, running=running)
+        return [recorded(row["job"], row) for row in rows.to_pylist()]
 
     def judge(self, job: PastJob, now_ns: int) -> list[Verdict]:
         """What the analyzers say of the end of a job."""

@@ -14,6 +14,8 @@ from pulsetrain.hub.finding_dedup import key
 from pulsetrain.hub.open_since import OpenSince
 
 MOST_REPORTED = 1000
+SHOWN_S = 7 * 86_400
+"""For so long incidents of jobs that are over are shown."""
 MACHINE_SOURCES = ("hardware", "checks")
 NO_ATTEMPT = -1
 """of findings that metrics and logs of a machine give"""
@@ -52,6 +54,7 @@ class Reporter:
         self._jobs, self._writer, self._alerts, self._clock = jobs, writer, alerts, clock
         self._since, self._carried_over = OpenSince(clock), CarriedOver(clock)
         self._reported: dict[str, deque[Finding]] = {}
+        self._forgotten_s: dict[str, float] = {}
         self._open: dict[str, dict[str, list[Finding]]] = {}
         self._detectors: dict[str, list[Verdict]] = {}
 
@@ -63,6 +66,7 @@ class Reporter:
         goes on is new to the job, and neither recorded again nor another incident.
         """
         self._open.setdefault(job, {})[source] = list(still_open)
+        self._forgotten_s.pop(job, None)
         self._carried_over.looked(job)
         begun = [f for f in new if not self._since.goes_on(job, f)]
         self._since.note(job, source, still_open)
@@ -85,7 +89,7 @@ class Reporter:
         self._alerts.observe([*others, *self.open(job, attempt)], self._clock.wall_ns(), job=job)
 
     def recall(self, past: Sequence[Finding], was_open: Callable[[Finding], bool] = lambda _: False) -> None:
-        """Findings of earlier hubs, newest first: their incidents outlive a restart.
+        """Findings of earlier hubs, the newest of each job first: their incidents outlive a restart.
 
         Those that were open then count as open until this hub has looked for itself.
         """
@@ -138,10 +142,16 @@ class Reporter:
         return [finding for findings in chosen for finding in findings]
 
     def forget(self, job: str) -> None:
-        """A job is not kept any longer. What was reported of it stays: its incidents are shown."""
+        """A job is not kept any longer. What was reported of it stays for a week: its incidents are shown."""
         self._open.pop(job, None)
         self._detectors.pop(job, None)
         self._since.forget(job)
+        now_s = self._clock.monotonic_s()
+        self._forgotten_s[job] = now_s
+        for name, at_s in list(self._forgotten_s.items()):
+            if now_s - at_s > SHOWN_S:
+                del self._forgotten_s[name]
+                self._reported.pop(name, None)
 
     def _of(self, job: str) -> deque[Finding]:
         return self._reported.setdefault(job, deque(maxlen=MOST_REPORTED))

@@ -149,6 +149,15 @@ def test_a_job_that_is_over_leaves_nothing(store):
     assert store.entries("").entries == ()
 
 
+def test_it_knows_which_jobs_are_not_over(store):
+    memory = loaded(store)
+    memory.world("a b/c", WORLD)
+    memory.evictions("over", [5])
+    memory.world("over", WORLD)
+    memory.forget("over")
+    assert memory.jobs() == {"a b/c"}
+
+
 def test_the_newest_attempts_of_jobs_that_are_over_are_known_of_the_last_few(store, monkeypatch):
     monkeypatch.setattr(job_memory, "ENDED_JOBS", 2)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pulsetrain.analytics.verdict import Healthy
-from pulsetrain.hub.reporter import Reporter
+from pulsetrain.hub.reporter import SHOWN_S, Reporter
 from tests.hub.fakes import Clock, FakeJob, finding
 from tests.recovery.builders import S
 
@@ -116,3 +116,17 @@ def test_what_is_found_in_a_job_that_does_not_run_here_is_kept_once_and_raises_n
     assert site.reporter.reported("old") == site.writer.written == [finding(job="old")]
     assert site.reporter.verdicts("old") == verdicts
     assert site.alerts.seen == []
+
+
+def test_what_was_reported_of_jobs_that_are_over_is_kept_for_a_week():
+    clock = Clock()
+    jobs = {f"j{i}": FakeJob() for i in range(100)}
+    reporter = Reporter(jobs, Writer(), Alerts(), clock)
+    for job in jobs:
+        reporter.report(job, "live", [finding(job=job)], [])
+    for job in list(jobs)[:99]:
+        reporter.forget(job)
+    reporter.report("j0", "live", [], [finding(job="j0")])  # another job of that name
+    clock.now_s += SHOWN_S + 1
+    reporter.forget("j98")
+    assert {f.job for f in reporter.reported()} == {"j0", "j98", "j99"}

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pyarrow as pa
 
 from pulsetrain.stream.queries.queryable import Queryable
 
 
-def recorded_findings(store: Queryable, *, most_of_job: int = 1000) -> pa.Table:
-    """Findings on record, newest first, at most `most_of_job` of each job: columns of `findings`, `ts_ns` for
-    `ts`."""
+def recorded_findings(
+    store: Queryable,
+    *,
+    since_ns: int = 0,
+    running: Collection[str] = (),
+    most_of_job: int = 1000,
+    most: int = 20_000,
+) -> pa.Table:
+    """Findings on record, the newest of each job first: columns of `findings`, `ts_ns` for `ts`.
+
+    Those since a time (UTC), and all of `running` jobs and of recordings that were judged, which come first.
+    At most `most_of_job` of each job.
+    """
     return store.query(
         """
+        WITH has({running:Array(String)}, job)
+             OR job IN (SELECT job FROM events WHERE events.kind = 'judged') AS wanted
         SELECT toUnixTimestamp64Nano(ts) AS ts_ns, job, attempt, kind, subject_type, subject, severity,
                confidence, summary, evidence
         FROM findings
-        ORDER BY ts DESC, job, kind, subject_type, subject, attempt, summary
-        LIMIT {most:Int64} BY job
+        WHERE wanted OR ts >= fromUnixTimestamp64Nano({since:Int64})
+        ORDER BY wanted DESC, ts DESC, job, kind, subject_type, subject, attempt, summary
+        LIMIT {most_of_job:Int64} BY job
+        LIMIT {most:Int64}
         """,
-        {"most": most_of_job},
+        {"since": since_ns, "running": sorted(running), "most_of_job": most_of_job, "most": most},
     )
 
 

@@ -230,3 +230,26 @@ def test_jobs_that_do_not_run(store):
     nodes = past.job_nodes(store, "gpt").to_pylist()
     assert [(node["node"], list(node["ranks"])) for node in nodes][1] == ("node-4", [2, 3])
     assert [node["node"] for node in past.gone_nodes(store, "gpt").to_pylist()] == ["node-1"]
+
+
+def test_findings_are_recalled_by_age_and_all_of_jobs_that_run_or_are_recordings(store):
+    def found(job, age_s, **changes):
+        row = {"ts": NOW - age_s * S, "job": job, "kind": f"{job}-{age_s}", "evidence": "{}"}
+        return row | changes
+
+    rows = [found(job, age_s) for job in ("over", "runs", "judged") for age_s in (10, 1000, 2000)]
+    store.insert("findings", table("findings", rows))
+    store.insert("events", table("events", [{"ts": NOW, "job": "judged", "kind": "judged", "detail": "{}"}]))
+
+    def kinds(**limits):
+        found = past.recorded_findings(store, **limits).to_pylist()
+        return [f["kind"] for f in found if f["job"] in ("over", "runs", "judged")]
+
+    of_recording = ["judged-10", "judged-1000", "judged-2000"]
+    of_run = ["runs-10", "runs-1000", "runs-2000"]
+    lately = kinds(since_ns=NOW - 500 * S, running={"runs"})
+    assert [k for k in lately if k in of_recording] == of_recording
+    assert [k for k in lately if k in of_run] == of_run
+    assert [k for k in lately if k.startswith("over")] == ["over-10"]
+    assert kinds(since_ns=NOW - 500 * S, most_of_job=1) == ["judged-10", "over-10", "runs-10"]
+    assert kinds(since_ns=0, running={"runs"}, most_of_job=1, most=2) == ["judged-10", "runs-10"]
