@@ -15,6 +15,7 @@ from types import MappingProxyType
 from pulsetrain.records.schema import RECORDS, Field, Kind, Record
 
 OFFSETS = "ingest_offsets"
+OFFSETS_DAYS = 30
 """Table of the row ranges that are stored of each (source, record)."""
 QUARANTINE = "quarantine"
 """Table of rows that were set aside: see `stream.store.quarantine`."""
@@ -164,7 +165,7 @@ def create_offsets(engine: Engine) -> str:
         "  `source` String, `record` LowCardinality(String), `first_row` UInt64, `next_row` UInt64,\n"
         "  `stored` Date MATERIALIZED today()\n)\n"
         f"{engine.kind('ReplacingMergeTree', '`next_row`')}\nORDER BY (`source`, `record`, `first_row`)\n"
-        "TTL `stored` + INTERVAL 30 DAY"
+        f"TTL `stored` + INTERVAL {OFFSETS_DAYS} DAY"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -54,6 +54,11 @@ class IngestMetrics:
             raise
         finally:
             self.insert_seconds.observe(time.perf_counter() - started)
+
+    def forget(self, node: str) -> None:
+        """A node is not seen any more."""
+        with suppress(KeyError):  # nothing of it was stored since the start
+            self.seen.remove(node)
 
     def text(self) -> bytes:
         """Everything in the exposition format."""

@@ -31,7 +31,7 @@ from pulsetrain.stream.store import quarantine
 from pulsetrain.stream.store.clickhouse import ipc
 from pulsetrain.stream.store.insert_group import InsertGroup, RowRange, encode_group, part_of
 from pulsetrain.stream.store.journal import Journal
-from pulsetrain.stream.store.stored_rows import Claim, StoredRows, ranges_table
+from pulsetrain.stream.store.stored_rows import Claim, StoredRows, node_of, ranges_table
 
 log = structlog.get_logger()
 
@@ -78,7 +78,7 @@ class ExactlyOnceWriter:
     ) -> None:
         self._store, self._clock, self._metrics, self._journal = store, clock, metrics, journal
         self._remembered_s = remembered_s
-        self._stored = StoredRows()
+        self._stored = StoredRows(clock)
         self._unsaved: dict[tuple[str, str, int], int] = {}
         self._unsaved_tokens: list[str] = []
 
@@ -127,6 +127,8 @@ class ExactlyOnceWriter:
 
         From here on they count as stored, until `discard`.
         """
+        for node in self._stored.forget_old():
+            self._metrics.forget(node)
         claims = [self._claim(record, batch) for batch in batches]
         try:
             return self._prepared(record, batches, claims, token)
@@ -206,7 +208,7 @@ class ExactlyOnceWriter:
         metrics.rows.labels(record).inc(prepared.group.rows if prepared.claims else 0)
         metrics.repeated.labels(record).inc(prepared.repeated_rows)
         for source in prepared.sources:
-            metrics.seen.labels(source.partition("/")[0]).set(self._clock.wall_ns() / 1e9)
+            metrics.seen.labels(node_of(source)).set(self._clock.wall_ns() / 1e9)
         if prepared.quarantined_rows:
             metrics.quarantined.labels(record).inc(prepared.quarantined_rows)
             names = sorted(prepared.sources)

@@ -14,6 +14,7 @@ from pulsetrain.core.errors import PulsetrainError, SchemaMismatch, Unavailable
 from pulsetrain.stream.ingest_metrics import IngestMetrics
 from pulsetrain.stream.store.exactly_once import ExactlyOnceWriter
 from pulsetrain.stream.store.journal import Journal
+from pulsetrain.stream.store.stored_rows import KEPT_S
 from tests.stream.fakes import MemoryStore, StillClock, batch
 from tests.stream.rows import DAY
 
@@ -181,6 +182,18 @@ def test_quarantined_rows_are_kept_once_and_count_as_stored(store):
     assert [(q["source"], q["first_row"], q["rows"]) for q in store.quarantine] == [("n/1", 0, 2)]
     assert write(once, batch(0, 3, "n/1"), token="b") == (0,)
     assert value(metrics, "quarantined_rows_total", record="steps") == 2
+
+
+def test_a_node_that_has_not_sent_for_a_month_has_no_metric(store):
+    clock, metrics = StillClock(), IngestMetrics()
+    once = ExactlyOnceWriter(store, clock, metrics)
+    write(once, batch(0, 5, source="gone/1"), token="a")
+    write(once, batch(0, 5, source="there/1"), token="b")
+    assert value(metrics, "last_seen_timestamp_seconds", node="gone")
+    clock.now_s += KEPT_S + 1
+    write(once, batch(0, 5, source="there/2"), token="c")
+    assert value(metrics, "last_seen_timestamp_seconds", node="gone") is None
+    assert value(metrics, "last_seen_timestamp_seconds", node="there")
 
 
 def test_metrics_count_what_was_stored_and_what_came_again(store):
