@@ -150,11 +150,17 @@ class Recorder:
     def drain(self) -> float:
         """Empty every ring, and return how many steps a rank had done.
 
-        All ranks' rows of a record become one batch: each costs the node half a ms.
+        All ranks' rows of a record become one batch: each costs the node half a ms. A rank whose rows cannot
+        be made does not stop the others. What it raised is raised at the end.
         """
-        now_ns, ranks = time.time_ns(), self._ranks()
-        batches = [batch for rank in ranks for batch in rank.batches(now_ns)]
-        self._append(batches)
+        now_ns, ranks, failures = time.time_ns(), self._ranks(), FailureCollector()
+        batches: list[Columns] = []
+        for rank in ranks:
+            with failures.collect(f"rank {rank.rank}"):
+                batches += rank.batches(now_ns)
+        with failures.collect("writing"):
+            self._append(batches)
+        failures.raise_any()
         return sum(batch.num_rows for batch in batches if batch.record == "steps") / max(1, len(ranks))
 
     def _drain_turn(self) -> float:
@@ -215,12 +221,15 @@ class Recorder:
         self._write(at_once)
 
     def _write(self, batches: Sequence[Columns]) -> None:
-        """Hand batches to the sink, those of a record as one."""
+        """Hand batches to the sink, those of a record as one. What it refuses does not stop the others."""
         by_record: dict[str, list[Columns]] = {}
         for batch in batches:
             by_record.setdefault(batch.record, []).append(batch)
-        for parts in by_record.values():
-            self._sink.append(Columns.concat(parts))
+        failures = FailureCollector()
+        for record, parts in by_record.items():
+            with failures.collect(record):
+                self._sink.append(Columns.concat(parts))
+        failures.raise_any()
 
 
 def _every(period_s: float, work: Callable[[], float | None]) -> Callable[[], float]:

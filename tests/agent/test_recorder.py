@@ -4,6 +4,7 @@ import pytest
 
 from pulsetrain.agent.recorder import Recorder, RecorderPeriods
 from pulsetrain.agent.shared_ticks import SharedTicks
+from pulsetrain.core.errors import SchemaMismatch
 from pulsetrain.records.columns import Columns
 from tests.checkpoint.trainers import wait_until
 from tests.records.rows import columns
@@ -88,7 +89,7 @@ class FillingRing:
     """A rank whose ring is found used to this share, one after the other."""
 
     def __init__(self, *fills: float) -> None:
-        self.drain, self._fills = self, list(fills)
+        self.rank, self.drain, self._fills = 0, self, list(fills)
         self.fill, self.dropped = 0.0, 0
 
     def batches(self, now_ns: int):
@@ -135,3 +136,42 @@ def test_the_fuller_a_ring_was_the_sooner_it_is_drained_again(fills, pauses):
     periods = RecorderPeriods(drain_s=1.0, echo_s=60.0, sample_s=60.0)
     recorder = Recorder(Sink(), lambda: [ring], periods, agent_pid=1, ticks=on_a_tick)
     assert [recorder._drain_turn() for _ in fills] == pytest.approx(pauses)
+
+
+class PrintingRank:
+    """A rank that has events, or whose rows cannot be made."""
+
+    def __init__(self, rank: int, error: Exception | None = None) -> None:
+        self.rank, self._error = rank, error
+
+    def batches(self, now_ns: int):
+        if self._error is not None:
+            raise self._error
+        return [columns("events", 1, rank=[self.rank]), columns("steps", 1, rank=[self.rank])]
+
+
+def test_a_rank_whose_rows_cannot_be_made_does_not_lose_those_of_the_others():
+    sink = Sink()
+    ranks = [PrintingRank(0), PrintingRank(1, ValueError("a torn slot")), PrintingRank(2)]
+    recorder = Recorder(sink, lambda: ranks, RecorderPeriods(drain_s=1, echo_s=60, sample_s=60), agent_pid=1)
+    with pytest.raises(ValueError, match="torn") as raised:
+        recorder.drain()
+    assert raised.value.__notes__ == ["rank 1"]
+    assert sink.rows == {"events": [0, 2], "steps": [0, 2]}
+
+
+def test_a_batch_that_cannot_be_written_does_not_lose_those_of_other_records(monkeypatch):
+    sink = Sink()
+    keep = sink.append
+
+    def append(batch):
+        if batch.record == "events":
+            raise SchemaMismatch("no events")
+        return keep(batch)
+
+    monkeypatch.setattr(sink, "append", append)
+    periods = RecorderPeriods(drain_s=1, echo_s=60, sample_s=60)
+    recorder = Recorder(sink, lambda: [PrintingRank(3)], periods, agent_pid=1)
+    with pytest.raises(SchemaMismatch):
+        recorder.drain()
+    assert sink.rows == {"steps": [3]}
