@@ -22,6 +22,8 @@ log = structlog.get_logger()
 
 GATHERED = ("heartbeats", "metrics")
 """Records that nothing waits for. Samples of a few seconds go into one batch."""
+MOST_ROWS = 100_000
+"""Rows of one batch. A batch of a million rows is refused, and so many find room while the disk hangs."""
 USUAL_FILL = 0.25
 """Share of a ring that may be in use when it is drained. Above it, the next drain comes sooner."""
 SHORTEST_DRAIN_S = 0.05
@@ -227,8 +229,9 @@ class Recorder:
             by_record.setdefault(batch.record, []).append(batch)
         failures = FailureCollector()
         for record, parts in by_record.items():
-            with failures.collect(record):
-                self._sink.append(Columns.concat(parts))
+            for piece in Columns.concat(parts).pieces(MOST_ROWS):
+                with failures.collect(record):
+                    self._sink.append(piece)
         failures.raise_any()
 
 

@@ -57,6 +57,11 @@ class Column:
             return [value if valid else None for value, valid in zip(values, self.valid, strict=True)]
         return list(values)
 
+    def part(self, first: int, end: int) -> Column:
+        """The values of rows [first, end)."""
+        valid = None if self.valid is None else self.valid[first:end]
+        return Column(self.kind, self.data[first:end], self.names, valid)
+
     def integers(self) -> Integers:
         """The values of an integer, time or bool field."""
         return self.data.astype(np.int64, copy=False)
@@ -109,6 +114,16 @@ class Columns:
             return first
         joined = {name: _joined([part.columns[name] for part in parts]) for name in first.columns}
         return cls(first.record, sum(part.num_rows for part in parts), joined)
+
+    def pieces(self, most: int) -> list[Columns]:
+        """The same rows as batches of at most `most` rows, in order."""
+        if self.num_rows <= most:
+            return [self]
+        cuts = [(first, min(first + most, self.num_rows)) for first in range(0, self.num_rows, most)]
+        return [
+            Columns(self.record, end - first, {n: c.part(first, end) for n, c in self.columns.items()})
+            for first, end in cuts
+        ]
 
     def column(self, name: str) -> Column:
         """One column. Raises `KeyError`."""

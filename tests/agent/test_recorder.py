@@ -2,9 +2,11 @@
 
 import pytest
 
+from pulsetrain.agent import recorder as recorder_module
 from pulsetrain.agent.recorder import Recorder, RecorderPeriods
 from pulsetrain.agent.shared_ticks import SharedTicks
 from pulsetrain.core.errors import SchemaMismatch
+from pulsetrain.records import encoding
 from pulsetrain.records.columns import Columns
 from tests.checkpoint.trainers import wait_until
 from tests.records.rows import columns
@@ -175,3 +177,13 @@ def test_a_batch_that_cannot_be_written_does_not_lose_those_of_other_records(mon
     with pytest.raises(SchemaMismatch):
         recorder.drain()
     assert sink.rows == {"steps": [3]}
+
+
+def test_more_rows_than_a_batch_may_have_come_as_several(monkeypatch):
+    monkeypatch.setattr(recorder_module, "MOST_ROWS", 3)
+    sink, ranks = Sink(), [PrintingRank(rank) for rank in range(7)]
+    recorder = Recorder(sink, lambda: ranks, RecorderPeriods(drain_s=1, echo_s=60, sample_s=60), agent_pid=1)
+    recorder.drain()
+    assert sink.rows == {"events": list(range(7)), "steps": list(range(7))}
+    assert sink.batches == ["events"] * 3 + ["steps"] * 3
+    assert recorder_module.MOST_ROWS <= encoding.MAX_ROWS

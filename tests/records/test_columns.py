@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pulsetrain.core.errors import SchemaMismatch
 from pulsetrain.records.columns import Columns, coded, nullable
+from pulsetrain.records.encoding import decode, encode
 from pulsetrain.records.schema import RECORDS, Kind
 from tests.records.rows import columns
 
@@ -93,6 +94,16 @@ def test_joined_batches_hold_the_rows_of_all_and_each_name_once(parts):
 def test_joined_batches_keep_which_values_are_missing():
     joined = Columns.concat([Columns.from_values("steps", 3, STEP), columns("steps", 2)])
     assert joined.column("grad_norm").to_list() == [None, None, None, 0.0, 1.0]
+
+
+def test_pieces_of_a_batch_hold_its_rows_in_order():
+    whole = Columns.from_values("steps", 3, STEP)
+    pieces = whole.pieces(2)
+    assert [piece.num_rows for piece in pieces] == [2, 1]
+    assert str([row for piece in pieces for row in piece.to_rows()]) == str(whole.to_rows())
+    read = [decode(encode(piece, source="s", first_row=0))[1] for piece in pieces]
+    assert str([row for piece in read for row in piece.to_rows()]) == str(whole.to_rows())
+    assert whole.pieces(3) == [whole]
 
 
 def test_batches_of_two_records_cannot_be_joined():
