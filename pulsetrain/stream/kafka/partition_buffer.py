@@ -11,6 +11,9 @@ from typing import Protocol
 
 from kafka import TopicPartition
 
+MOST_BYTES = 32 << 20
+"""Bytes of messages that one insert takes of a partition. They are compressed: their texts may be 50 times as
+large, and Arrow takes no more than 2 GiB of one column."""
 _ANNOUNCED = "to "
 
 
@@ -108,9 +111,14 @@ class PartitionBuffer:
         self.rows += sum(map(rows_of, messages))
 
     def _first(self, rows: int) -> list[Message]:
-        """As many messages as hold `rows` rows: what is inserted at once is what memory is needed for."""
+        """As many messages as hold `rows` rows: what is inserted at once is what memory is needed for.
+
+        Of long texts there are fewer: `MOST_BYTES`.
+        """
         before = itertools.accumulate((rows_of(m) for m in self.messages), initial=0)
-        return [m for m, held in zip(self.messages, before, strict=False) if held < rows]
+        size_bytes = itertools.accumulate((len(m.value or b"") for m in self.messages), initial=0)
+        held = zip(self.messages, before, size_bytes, strict=False)
+        return [m for m, of_rows, of_bytes in held if of_rows < rows and of_bytes < MOST_BYTES]
 
 
 def due(

@@ -31,6 +31,8 @@ class IntakeConfig:
     """Rows of one record that are stored at once without waiting."""
     insert_rows: int = 250_000
     """Rows of one insert at most. A single batch may have more."""
+    insert_bytes: int = 256 << 20
+    """Bytes of them at most, for rows of long texts. Arrow takes no more than 2 GiB of one column."""
     waiting_rows: int = 2_000_000
     """Rows that wait at most. Above that, senders keep theirs for now. A single batch may have more."""
     save_s: float = 5.0
@@ -72,13 +74,14 @@ class _Gathering:
     rows: int = 0
     batches: dict[Key, WaitingBatch] = field(default_factory=dict)
 
-    def take(self, most_rows: int) -> list[WaitingBatch]:
-        """Take out the oldest batches: one, and more while they have `most_rows` together."""
+    def take(self, most_rows: int, most_bytes: int) -> list[WaitingBatch]:
+        """Take out the oldest batches: one, and more while they have no more rows and bytes together."""
         taken: list[WaitingBatch] = []
-        rows = 0
+        rows = size_bytes = 0
         for waiting in self.batches.values():
             rows += waiting.batch.rows
-            if taken and rows > most_rows:
+            size_bytes += waiting.batch.table.nbytes
+            if taken and (rows > most_rows or size_bytes > most_bytes):
                 break
             taken.append(waiting)
         for waiting in taken:
@@ -141,7 +144,7 @@ class BatchQueue:
             self._full = any(each.rows >= self._config.group_rows for each in due.values())
             taken = {}
             for record, gathering in due.items():
-                taken[record] = gathering.take(self._config.insert_rows)
+                taken[record] = gathering.take(self._config.insert_rows, self._config.insert_bytes)
                 if not gathering.batches:
                     del self._gathering[record]
                 self._taken_s[record] = self._clock.monotonic_s()

@@ -125,15 +125,18 @@ class ExactlyOnceWriter:
     def prepare(self, record: str, batches: Sequence[Batch], token: str) -> PreparedInsert:
         """One insert of the rows of `batches` (all of `record`) that are not stored or on their way yet.
 
-        From here on they count as stored, until `discard`.
+        From here on they count as stored, until `discard`. Raises `SchemaMismatch` where one insert cannot
+        hold these rows.
         """
         for node in self._stored.forget_old():
             self._metrics.forget(node)
         claims = [self._claim(record, batch) for batch in batches]
         try:
             return self._prepared(record, batches, claims, token)
-        except BaseException:
+        except BaseException as error:
             self._stored.release(record, [c for each in claims for c in each])
+            if isinstance(error, pa.ArrowException) and not isinstance(error, MemoryError | OSError):
+                raise SchemaMismatch(f"{record}: {error}") from error
             raise
 
     def insert(self, prepared: PreparedInsert) -> None:

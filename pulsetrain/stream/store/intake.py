@@ -145,19 +145,26 @@ class Intake:
         except SchemaMismatch as error:
             if len(waiting) == 1:
                 waiting[0].failed(error)
-                return
-            for alone in waiting:  # one batch that the engine cannot read does not hold up the others
-                self._store(record, [alone])
+            else:
+                self._store_apart(record, waiting)
         except (PulsetrainError, OSError) as error:
             log.warning("batches_not_stored", record=record, batches=len(waiting), error=str(error))
             _fail(waiting, str(error))
         except Exception as error:
             log.exception("batches_not_stored", record=record, batches=len(waiting))
-            _fail(waiting, f"{type(error).__name__}: {error}")
+            if len(waiting) > 1 and record not in self._unfinished:
+                self._store_apart(record, waiting)
+            else:
+                _fail(waiting, f"{type(error).__name__}: {error}")
         else:
             self._stored += zip(waiting, new_rows, strict=True)
             if not self._shared:
                 self._tell()
+
+    def _store_apart(self, record: str, waiting: Sequence[WaitingBatch]) -> None:
+        """Store each batch by an insert of its own: one that cannot be stored does not hold up the others."""
+        for alone in waiting:
+            self._store(record, [alone])
 
     def _make_sure(self) -> None:
         """Raise `Unavailable` where this hub may not store rows, or cannot learn which are stored."""

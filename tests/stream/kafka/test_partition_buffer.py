@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka import TopicPartition
 
+from pulsetrain.stream.kafka import partition_buffer
 from pulsetrain.stream.kafka.partition_buffer import (
     OffsetRange,
     PartitionBuffer,
@@ -55,6 +56,17 @@ def test_a_range_that_was_announced_waits_until_it_is_whole_and_goes_alone():
     assert offsets(made.ready(1)) == [4, 5, 6]
     made.take(made.ready(1), 1.0)
     assert offsets(made.ready(1000)) == [7]
+
+
+def test_a_range_is_bounded_in_bytes_too_but_takes_a_single_message(monkeypatch):
+    monkeypatch.setattr(partition_buffer, "MOST_BYTES", 5)
+    made = PartitionBuffer()
+    made.add([message(i, value=b"xxx") for i in range(3)] + [message(3, value=b"x" * 9)], 0.0)
+    taken = []
+    while messages := made.ready(1000):
+        taken.append(offsets(messages))
+        made.take(messages, 0.0)
+    assert taken == [[0, 1], [2, 3]]
 
 
 def test_an_announced_range_whose_last_message_was_compacted_away_ends_at_the_next_message():

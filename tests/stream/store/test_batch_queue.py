@@ -51,6 +51,21 @@ def test_enough_rows_do_not_wait(queue):
     assert sizes(queue.take()) == {"steps": [5, 3]}
 
 
+def test_an_insert_is_bounded_in_bytes_too_but_a_single_batch_is_taken(clock):
+    queue = BatchQueue(clock, replace(CONFIG, insert_bytes=2 * batch(0, 4).table.nbytes))
+    for first in range(0, 20, 4):
+        queue.put(batch(first, 4))
+    assert [sizes(queue.take(everything=True)) for _ in range(4)] == [
+        {"steps": [4, 4]},
+        {"steps": [4, 4]},
+        {"steps": [4]},
+        {},
+    ]
+    queue = BatchQueue(clock, replace(CONFIG, insert_bytes=1))
+    queue.put(batch(0, 4))
+    assert sizes(queue.take(everything=True)) == {"steps": [4]}
+
+
 def test_inserts_of_few_rows_keep_their_distance_and_full_ones_do_not(queue, clock):
     queue.put(batch(0, 3))
     clock.now_s = 0.4

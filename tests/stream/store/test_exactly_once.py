@@ -6,12 +6,14 @@ import os
 import tempfile
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.core.errors import PulsetrainError, SchemaMismatch, Unavailable
 from pulsetrain.stream.ingest_metrics import IngestMetrics
+from pulsetrain.stream.store import exactly_once
 from pulsetrain.stream.store.exactly_once import ExactlyOnceWriter
 from pulsetrain.stream.store.journal import Journal
 from pulsetrain.stream.store.stored_rows import KEPT_S
@@ -84,6 +86,24 @@ def test_what_cannot_be_prepared_leaves_its_rows_new(store):
     once = writer(store)
     with pytest.raises(KeyError):
         once.prepare("no such record", [batch(0, 5)], "a")
+    assert write(once, batch(0, 5), token="b") == (5,)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(pa.ArrowInvalid("offset overflow"), SchemaMismatch), (pa.ArrowMemoryError("no memory"), MemoryError)],
+)
+def test_rows_that_no_insert_can_hold_are_refused_and_lack_of_memory_is_not(
+    store, monkeypatch, error, raised
+):
+    def throw(*parts):
+        raise error
+
+    once = writer(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(exactly_once, "encode_group", throw)
+        with pytest.raises(raised):
+            once.prepare("steps", [batch(0, 5)], "a")
     assert write(once, batch(0, 5), token="b") == (5,)
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pulsetrain.core.clock import SystemClock
 from pulsetrain.core.errors import SchemaMismatch, Unavailable, UsageError
 from pulsetrain.records.batch import decode, encode
+from pulsetrain.stream.store import exactly_once
 from pulsetrain.stream.store.batch_queue import IntakeConfig
 from pulsetrain.stream.store.intake import Intake
 from tests.stream.fakes import MemoryStore, StillClock, batch
@@ -118,6 +119,28 @@ def test_a_batch_that_the_engine_cannot_read_is_refused_alone(tmp_path, store):
     assert isinstance(refused.exception(timeout=0), SchemaMismatch)
     assert len(list(tmp_path.iterdir())) == 2
     assert stored(intake, batch(10, 5)) == [5]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(pa.ArrowInvalid("offset overflow"), SchemaMismatch), (KeyError("x"), Unavailable)]
+)
+def test_a_batch_that_no_insert_can_hold_does_not_hold_up_the_others(
+    tmp_path, store, monkeypatch, error, told
+):
+    encode_group = exactly_once.encode_group
+
+    def overflowing(record, token, ranges, rows):
+        if any(each.source == "bad" for each in ranges):
+            raise error
+        return encode_group(record, token, ranges, rows)
+
+    monkeypatch.setattr(exactly_once, "encode_group", overflowing)
+    intake = Intake(store, tmp_path, StillClock())
+    futures = [intake.submit(b) for b in (batch(0, 5), batch(0, 5, source="bad"), batch(5, 5))]
+    intake.run(everything=True)
+    good, bad, other = futures
+    assert (good.result(timeout=0), other.result(timeout=0)) == (5, 5)
+    assert isinstance(bad.exception(timeout=0), told)
 
 
 def test_a_half_written_group_is_forgotten(tmp_path, store):
