@@ -35,6 +35,9 @@ from pulsetrain.stream.store.journal import Journal
 log = structlog.get_logger()
 
 STALE_S = 60.0  # an insert may take long
+OWN_TOKENS_S = 3600.0
+"""One of several hubs inserts a group of its journal again only while it is younger. The store remembers the
+last 10,000 inserts of a table, and meanwhile the others insert."""
 CLOSE_S = 30.0
 
 
@@ -43,8 +46,9 @@ class Intake:
 
     `folder` keeps the journal. What an earlier hub left there is stored before the constructor returns.
     `shared`: other hubs may store rows of the same senders before this one and after it. What the journal
-    holds is then stored before the first insert, by which this hub leads. `may_store` says whether this hub
-    may store rows: one that was deposed may not. `remembered_s`: see `ExactlyOnceWriter`.
+    holds is then stored before the first insert, by which this hub leads, unless it is older than
+    `OWN_TOKENS_S`. `may_store` says whether this hub may store rows: one that was deposed may not.
+    `remembered_s`: see `ExactlyOnceWriter`.
     """
 
     def __init__(
@@ -63,6 +67,8 @@ class Intake:
         self._clock = clock
         self._config = config or IntakeConfig()
         self._queue = BatchQueue(clock, self._config)
+        if shared:
+            remembered_s = min(remembered_s or OWN_TOKENS_S, OWN_TOKENS_S)
         self._writer = ExactlyOnceWriter(
             store, clock, self.metrics, Journal(folder), remembered_s=remembered_s
         )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import tempfile
 import threading
 from pathlib import Path
@@ -15,7 +16,7 @@ from pulsetrain.core.errors import SchemaMismatch, Unavailable, UsageError
 from pulsetrain.records.batch import decode, encode
 from pulsetrain.stream.store import exactly_once
 from pulsetrain.stream.store.batch_queue import IntakeConfig
-from pulsetrain.stream.store.intake import Intake
+from pulsetrain.stream.store.intake import OWN_TOKENS_S, Intake
 from tests.stream.fakes import MemoryStore, StillClock, batch
 from tests.stream.rows import DAY, table
 
@@ -303,6 +304,21 @@ def test_a_hub_that_was_deposed_stores_nothing_more(tmp_path, store):
     intake.close()
     assert isinstance(future.exception(timeout=0), Unavailable)
     assert store.rows == []
+
+
+@pytest.mark.parametrize(("shared", "twice"), [(True, False), (False, True)])
+def test_one_of_several_hubs_leaves_an_old_journal_to_its_senders(tmp_path, store, shared, twice):
+    killed = Intake(store, tmp_path, StillClock(), shared=shared)
+    store.fails = "after"
+    killed.submit(batch(0, 5))
+    killed.run(everything=True)
+    store.fails = ""
+    (kept,) = tmp_path.iterdir()
+    written_ns = DAY - int((OWN_TOKENS_S + 60) * 1e9)
+    os.utime(kept, ns=(written_ns, written_ns))
+    store.tokens.clear()  # others have inserted 10,000 times
+    stored(Intake(store, tmp_path, StillClock(), shared=shared), batch(20, 1))
+    assert sorted(store.rows) == sorted([*range(5), *(range(5) if twice else ()), 20])
 
 
 def test_a_hub_that_waits_stores_nothing_of_its_journal_before_it_leads(tmp_path, store):
