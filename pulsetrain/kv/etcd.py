@@ -24,6 +24,10 @@ from pulsetrain.kv.store import Change, Committed, Compacted, Compare, Entry, Li
 TIMEOUT_S = 1.0  # for each member: a lease of 3 s survives two members that do not answer
 AWAY = (8, 14)  # codes of gRPC: resource exhausted, unavailable
 UNAUTHENTICATED = 16
+OLD_TOKEN = (
+    3,
+    7,
+)  # invalid argument, permission denied: with a text about auth, as of a JWT of an older revision
 
 
 class EtcdStore:
@@ -106,11 +110,7 @@ class EtcdStore:
         last: Exception | None = None
         for endpoint in self._endpoints():
             try:
-                response = self._client.post(endpoint + path, json=body, headers=self._headers(endpoint))
-                if _code(response) == UNAUTHENTICATED and self._address.user:
-                    self._token = ""
-                    response = self._client.post(endpoint + path, json=body, headers=self._headers(endpoint))
-                answer = _answer(response)
+                answer = _answer(self._ask(endpoint, path, body, httpx.Timeout(TIMEOUT_S)))
             except (httpx.TransportError, MemberAway) as error:
                 last = error
                 continue
@@ -125,11 +125,7 @@ class EtcdStore:
         timeout = httpx.Timeout(TIMEOUT_S, read=max(timeout_s, 0.01))
         for endpoint in self._endpoints():
             try:
-                headers = self._headers(endpoint)
-                request = self._client.build_request(
-                    "POST", endpoint + path, json=body, headers=headers, timeout=timeout
-                )
-                response = self._client.send(request, stream=True)
+                response = self._ask(endpoint, path, body, timeout, stream=True)
             except httpx.ReadTimeout:
                 raise
             except (httpx.TransportError, MemberAway) as error:
@@ -137,7 +133,6 @@ class EtcdStore:
                 continue
             try:
                 if response.status_code != httpx.codes.OK:
-                    response.read()
                     _answer(response)
                 self._first = self._address.endpoints.index(endpoint)
                 yield response.iter_lines()
@@ -145,6 +140,37 @@ class EtcdStore:
                 response.close()
             return
         raise self._unavailable(last)
+
+    def _ask(
+        self, endpoint: str, path: str, body: JsonObject, timeout: httpx.Timeout, *, stream: bool = False
+    ) -> httpx.Response:
+        """The response of one member. Where it refuses the token, that of a second try with a new one."""
+        response = self._try(endpoint, path, body, timeout, stream=stream)
+        if self._address.user and refuses_token(response):
+            response = self._try(endpoint, path, body, timeout, stream=stream)
+        return response
+
+    def _try(
+        self, endpoint: str, path: str, body: JsonObject, timeout: httpx.Timeout, *, stream: bool
+    ) -> httpx.Response:
+        """The response of one member. A token that it refuses is dropped. Only the body of a stream that
+        begins is not read yet."""
+        headers = self._headers(endpoint)
+        request = self._client.build_request(
+            "POST", endpoint + path, json=body, headers=headers, timeout=timeout
+        )
+        response = self._client.send(request, stream=stream)
+        if response.status_code != httpx.codes.OK:
+            response.read()
+            if refuses_token(response):
+                self._drop(headers.get("Authorization", ""))
+        return response
+
+    def _drop(self, token: str) -> None:
+        """Log in again before the next request, unless another thread has done so."""
+        with self._login:
+            if self._token == token:
+                self._token = ""
 
     def _endpoints(self) -> list[str]:
         endpoints, first = self._address.endpoints, self._first
@@ -204,6 +230,8 @@ class EtcdStore:
         if int(result.get("compact_revision", 0)):
             raise Compacted(f"changes after revision {after} are compacted away in etcd {self._address}")
         if result.get("canceled"):
+            if "auth" in str(result.get("cancel_reason", "")):
+                self._drop(self._token)
             raise self._unavailable(RuntimeError(str(result.get("cancel_reason", "watch cancelled"))))
         return tuple(
             Change(
@@ -246,6 +274,12 @@ def _code(response: httpx.Response) -> int:
         return int(response.json().get("code", -1))
     except (ValueError, AttributeError):
         return -1
+
+
+def refuses_token(response: httpx.Response) -> bool:
+    """Whether a new token may help. A stream that begins has accepted it."""
+    code = _code(response)
+    return code == UNAUTHENTICATED or (code in OLD_TOKEN and "auth" in response.text)
 
 
 def _answer(response: httpx.Response) -> JsonObject:
