@@ -13,7 +13,8 @@ from urllib.parse import quote, unquote
 import structlog
 
 from pulsetrain.core.errors import CorruptData, Unavailable
-from pulsetrain.kv.store import MAX_WRITES, Compare, Entries, Write
+from pulsetrain.kv.ordered import MOST, OrderedWrites
+from pulsetrain.kv.store import Compare, Entries, Write
 from pulsetrain.recovery.memory import (
     HangMemory,
     JobMemory,
@@ -48,7 +49,8 @@ class KeptMemory:
     there if the store cannot be asked.
 
     `load` reads the store. `turn` writes and belongs to the supervisor of loops. A write that fails is tried
-    again. Every write has the conditions `fence()`. Where they do not hold, `refused` is called.
+    again. Every write has the conditions `fence()`, and comes after all writes before it. Where they do not
+    hold, `refused` is called.
     `patience_s` is how long `stored` waits, None for ever.
     """
 
@@ -60,7 +62,8 @@ class KeptMemory:
         refused: Callable[[], None] = lambda: None,
         patience_s: float | None = STORED_S,
     ) -> None:
-        self._store, self._fence, self._refused = store, fence, refused
+        self._store, self._refused = store, refused
+        self._writes = OrderedWrites(store, fence)
         self._patience_s = patience_s
         self._values: dict[str, str] = {}
         self._unwritten: dict[str, str | None] = {}
@@ -75,6 +78,7 @@ class KeptMemory:
             self.recall(unquote(key.removeprefix(JOBS).split("/")[0]))
         ended = self._store.get(ENDED)
         self._ended = _ended_attempts(ended.value) if ended is not None else {}
+        self._writes.load()
 
     def jobs(self) -> set[str]:
         """The jobs that something is kept of: those that are not over. May be called from any thread."""
@@ -187,10 +191,9 @@ class KeptMemory:
                 return 0.0
         self._changed.clear()
         while self._unwritten:
-            batch = dict(islice(self._unwritten.items(), MAX_WRITES))
+            batch = dict(islice(self._unwritten.items(), MOST))
             writes = [Write(key=key, value=value) for key, value in batch.items()]
-            result = await asyncio.to_thread(self._store.commit, self._fence(), writes)
-            if not result.ok:
+            if not await asyncio.to_thread(self._writes.commit, writes):
                 self._refused()
                 raise Unavailable("the state was not written: another hub leads")
             for key, value in batch.items():

@@ -140,13 +140,13 @@ def test_a_job_that_is_over_leaves_nothing(store):
             memory.node("j", f"n{number}", CORDONED)
         memory.evictions("j", [1])
         await memory.turn()
-        assert len(store.entries("").entries) == 251
+        assert len(store.entries("jobs/").entries) == 251
         memory.forget("j")
         assert memory.recall("j") == NOTHING
         await memory.turn()
 
     run(scenario)
-    assert store.entries("").entries == ()
+    assert store.entries("jobs/").entries == ()
 
 
 def test_it_knows_which_jobs_are_not_over(store):
