@@ -146,7 +146,7 @@ class Store:
         if size_bytes <= _SMALL_BYTES:
             settings["max_threads"] = 1
         if token is not None:
-            settings |= _TOKEN_SETTINGS | {"insert_deduplication_token": token}
+            settings |= {**_TOKEN_SETTINGS, "insert_deduplication_token": token}
         with self.client() as client, self._counted(table):
             if self.folder is None:
                 sink = io.BytesIO()
