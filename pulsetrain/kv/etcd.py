@@ -24,10 +24,8 @@ from pulsetrain.kv.store import Change, Committed, Compacted, Compare, Entry, Li
 TIMEOUT_S = 1.0  # for each member: a lease of 3 s survives two members that do not answer
 AWAY = (8, 14)  # codes of gRPC: resource exhausted, unavailable
 UNAUTHENTICATED = 16
-OLD_TOKEN = (
-    3,
-    7,
-)  # invalid argument, permission denied: with a text about auth, as of a JWT of an older revision
+OLD_TOKEN = (3, 7)
+"""Invalid argument and permission denied, where the text is about auth: as of a JWT of an older revision."""
 
 
 class EtcdStore:
