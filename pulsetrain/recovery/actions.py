@@ -337,7 +337,8 @@ async def _evict(job: JobState, node: Node, reason: str) -> None:
     if refusal:
         job.write("eviction_refused", {"reason": reason, "why_not": refusal}, node=node.name)
         return
-    node.state, node.reason, node.evicted_by = NodeState.EVICTED, reason, "controller"
+    node.go(NodeState.EVICTED, reason, job.now_ns())
+    node.evicted_by = "controller"
     job.remember(node)  # together with the budget: a new hub must neither forget it nor evict it once more
     await job.spend_eviction()
     await dismiss_node(job, node, reason, "controller", drain=not job.services.policy.observe_only)
@@ -348,7 +349,8 @@ async def dismiss_node(job: JobState, node: Node, reason: str, actor: str, *, dr
 
     With `drain` the cluster's scheduler is told to start nothing else there.
     """
-    node.state, node.reason, node.evicted_by = NodeState.EVICTED, reason, actor
+    node.go(NodeState.EVICTED, reason, job.now_ns())
+    node.evicted_by = actor
     job.to_evict.pop(node.name, None)
     job.remember(node)
     job.write("evict", {"reason": reason, "dry_run": False}, node=node.name, actor=actor)

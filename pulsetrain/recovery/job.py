@@ -410,7 +410,7 @@ class Job:
         """A node is gone: a fault where the world needs it."""
         state, now_s = self._state, self._services.clock.monotonic_s()
         was_active = node.state is NodeState.ACTIVE
-        node.state, node.reason = NodeState.LOST, reason
+        node.go(NodeState.LOST, reason, state.now_ns())
         silent_s = now_s - (node.closed_s or node.heard_s)
         node.disconnect(now_s)
         state.write("node_lost", {"reason": reason, "silent_s": silent_s}, node=node.name)

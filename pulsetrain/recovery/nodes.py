@@ -80,7 +80,8 @@ class Node:
     trouble since `clean_since_s`. `checked_s` is when it was last checked as a standby, `passed_s` when it
     last passed all-gathers beside another node, -inf for never. `evicted_by` is who sent it away. `ranks` are
     those that the world gave it last, None before that. `hub_address` is the hub's own IP address on its
-    connection, "" where that is not known. `needs_world`: it could not do with a part. `newest_step` is that
+    connection, "" where that is not known. `gone_since_ns` (UTC) is when it was lost or evicted, 0 for never.
+    `needs_world`: it could not do with a part. `newest_step` is that
     of the ranks of its last heartbeat. A `hello` during a restore of ranks becomes what it would be
     after that.
     """
@@ -101,6 +102,7 @@ class Node:
         self.probation_s = 0.0
         self.passed_s = float("-inf")
         self.needs_world = False
+        self.gone_since_ns = 0
         self.closed_s: float | None = None
         self._send: Send | None = send
         self._pending: dict[int, asyncio.Future[Reply]] = {}
@@ -151,6 +153,10 @@ class Node:
         may say that a rank went on, so its silence does not grow until that is known."""
         self.heard(now_s)
         self.heartbeat_s = now_s
+
+    def go(self, state: NodeState, reason: str, now_ns: int) -> None:
+        """It is lost or evicted."""
+        self.state, self.reason, self.gone_since_ns = state, reason, now_ns
 
     def heard(self, now_s: float) -> None:
         """A message arrived."""

@@ -28,8 +28,9 @@ class NodeSnapshot(NamedTuple):
     """One node. It is a tuple, because each look makes thousands of them.
 
     `heard_age_s` is the time since its last message, `heartbeat_age_s` since its last heartbeat. `reason`
-    says why it is gone, `cordon` why it is not promoted. `unsettled`: its connection closed, and it is not
-    decided yet whether it is lost.
+    says why it is gone, `cordon` why it is not promoted. `gone_since_ns` (UTC) is when it was lost or
+    evicted, 0 where it is neither. `unsettled`: its connection closed, and it is not decided yet whether it
+    is lost.
     """
 
     name: str
@@ -42,6 +43,7 @@ class NodeSnapshot(NamedTuple):
     heartbeat_age_s: float
     heard_age_s: float
     cordon: str = ""
+    gone_since_ns: int = 0
 
     @property
     def usable(self) -> bool:
@@ -214,4 +216,5 @@ def _node(node: Node, now_s: float) -> NodeSnapshot:
         heartbeat_age_s=now_s - node.heartbeat_s,
         heard_age_s=now_s - node.heard_s,
         cordon=node.cordon,
+        gone_since_ns=node.gone_since_ns if node.state in GONE else 0,
     )

@@ -16,7 +16,8 @@ from pulsetrain.recovery.time_use import TimeUseRow
 class NodeRow(TypedDict):
     """One node. `last_heartbeat_age_s` is the time since its agent was last heard.
 
-    `cordon` says why it is not promoted, "" where it may be. `gpus` are the identities of its GPUs.
+    `cordon` says why it is not promoted, "" where it may be. `gone_since_ns` (UTC) is when it was lost or
+    evicted, 0 where it is neither. `gpus` are the identities of its GPUs.
     """
 
     node: str
@@ -30,6 +31,7 @@ class NodeRow(TypedDict):
     last_heartbeat_age_s: float
     reason: str
     cordon: str
+    gone_since_ns: int
     gpus: list[dict[str, object]]
     gauges: dict[str, float]
 
@@ -81,6 +83,7 @@ def _node_row(job: str, node: NodeSnapshot, member: WorldNode | None) -> NodeRow
         "last_heartbeat_age_s": round(node.heard_age_s, 3),
         "reason": node.reason,
         "cordon": node.cordon,
+        "gone_since_ns": node.gone_since_ns,
         "gpus": [vars(gpu) for gpu in node.hello.gpus],
         "gauges": dict(node.heartbeat.gauges) if node.heartbeat else {},
     }

@@ -282,6 +282,7 @@ def test_an_eviction_by_a_person_is_done_though_another_node_is_lost_meanwhile()
         gone = {n.name: (n.state, n.reason) for n in fleet.job.nodes if n.name in "ab"}
         assert gone["a"] == ("evicted", "evicted by ada: fan failed")
         assert gone["b"][0] == "lost"
+        assert {n.name for n in fleet.job.nodes if n.gone_since_ns > 0} == {"a", "b"}
         assert fleet.journal.last("evict")["actor"] == "ada"
         assert [m.node for m in fleet.job.world] == ["y", "z"]
 

@@ -17,6 +17,8 @@ def test_a_node_of_the_world_has_its_ranks_and_a_standby_has_none():
     _, row = node_rows(job)
     assert (row["node_rank"], row["ranks"], row["gauges"], row["state"]) == (-1, [], {}, "standby")
     assert row["last_heartbeat_age_s"] == 0.123
+    (row,) = node_rows(job_snapshot(nodes=(node_snapshot("a", state=NodeState.LOST, gone_since_ns=7 * S),)))
+    assert row["gone_since_ns"] == 7 * S
 
 
 def test_a_job_is_plain_json():

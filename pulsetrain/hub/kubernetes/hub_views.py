@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 
@@ -54,14 +55,13 @@ def view_of(row: JsonObject, since_s: float) -> HubView | None:
     ended = str(verdict.get("state", "")) if row["state"] in ("finished", "failed") else ""
     if ended and float(row["since_ns"]) / 1e9 < since_s:
         return None
-    states: dict[str, set[str]] = {}
-    for node in row["nodes"]:
-        states.setdefault(str(node["state"]), set()).add(str(node["node"]))
+    over = row["state"] in ("finished", "failed")
+    gone = [node for node in row["nodes"] if node["state"] in ("lost", "evicted") and not over]
     return HubView(
         ended=ended if ended in ("finished", "failed") else "",
         step=int(row["step"]),
         attempt=int(row["attempt"]),
         sentence=str(verdict.get("sentence", "")),
-        standbys=frozenset(states.get("standby", ())),
-        gone=frozenset(states.get("lost", set()) | states.get("evicted", set())),
+        standbys=frozenset(str(node["node"]) for node in row["nodes"] if node["state"] == "standby"),
+        gone={str(node["node"]): float(node.get("gone_since_ns") or math.inf) / 1e9 for node in gone},
     )

@@ -24,6 +24,8 @@ PENDING, RUNNING, SUSPENDED, FINISHED, FAILED = "Pending", "Running", "Suspended
 KEPT = 10
 """Ended pods beyond the size of a job that are kept for their output."""
 BRIEF_S = 600.0
+STAMP_S = 1.0
+"""Times of the API are of whole seconds, rounded down."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 10.0, 300.0
 
 
@@ -31,7 +33,9 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 10.0, 300.0
 class HubView:
     """What the hub says of a job. `ended` is "finished", "failed", or "" while it goes on.
 
-    `standbys` are nodes that nobody would miss, `gone` those that are lost or evicted.
+    `standbys` are nodes that nobody would miss: there are none unless it trains. `gone` are those that are
+    lost or evicted, with the time since 1970. Their agents have not come back, but a newer pod may be on the
+    same machine.
     """
 
     ended: str = ""
@@ -39,7 +43,7 @@ class HubView:
     attempt: int = 0
     sentence: str = ""
     standbys: Collection[str] = ()
-    gone: Collection[str] = ()
+    gone: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +66,8 @@ def plan(
     view = hub or HubView()
     phase = _phase(spec, pods, view, known_phase)
     alive = [p for p in pods if serves(p)]
-    serving = [p for p in alive if node_of(p) not in view.gone]
-    ghosts = [p for p in alive if node_of(p) in view.gone]
+    ghosts = [p for p in alive if _is_ghost(p, view)]
+    serving = [p for p in alive if p not in ghosts]
     create: list[JsonObject] = []
     wait_s = 0.0
     if phase in (FINISHED, FAILED, SUSPENDED):
@@ -92,6 +96,11 @@ def _phase(spec: JobSpec, pods: Sequence[JsonObject], view: HubView, known: str)
         return SUSPENDED
     running = [p for p in pods if serves(p) and p.get("status", {}).get("phase") == "Running"]
     return RUNNING if len(running) >= spec.least else PENDING
+
+
+def _is_ghost(pod: JsonObject, view: HubView) -> bool:
+    """Whether its agent is one that the hub lost or evicted. A pod that came to the node later is another."""
+    return _bound_s(pod) + STAMP_S < view.gone.get(node_of(pod), 0.0)
 
 
 def _missing(spec: JobSpec, pods: Sequence[JsonObject], serving: Sequence[JsonObject]) -> list[JsonObject]:
@@ -149,6 +158,13 @@ def _status(spec: JobSpec, pods: Sequence[JsonObject], view: HubView, phase: str
 def _created_s(pod: JsonObject) -> float:
     """When it was made, 0 where that is not known."""
     return time_s(str(pod["metadata"].get("creationTimestamp", "")))
+
+
+def _bound_s(pod: JsonObject) -> float:
+    """When it was given its node. It may have waited for one long after it was made."""
+    conditions = pod.get("status", {}).get("conditions") or ()
+    bound = [c.get("lastTransitionTime") for c in conditions if c.get("type") == "PodScheduled"]
+    return max(_created_s(pod), *(time_s(str(text)) for text in bound), 0.0)
 
 
 def time_s(text: str) -> float:

@@ -1,3 +1,5 @@
+import math
+
 from pulsetrain.hub.kubernetes.hub_views import HubViews, view_of
 from tests.protocol.fake_hub import fake_hub
 
@@ -11,9 +13,16 @@ def row(state="running", verdict="healthy", since_s=100.0, **nodes):
 
 
 def test_nodes_are_told_by_what_they_are_to_the_job():
-    view = view_of(row(a="active", b="standby", c="lost", d="evicted", e="left"), 0)
+    said = row(a="active", b="standby", c="lost", d="evicted", e="left")
+    said["nodes"][2]["gone_since_ns"] = 90_000_000_000
+    view = view_of(said, 0)
     assert (view.step, view.attempt, view.sentence, view.ended) == (7, 2, "So it is.", "")
-    assert (view.standbys, view.gone) == ({"b"}, {"c", "d"})
+    assert view.standbys == {"b"}
+    assert view.gone == {"c": 90.0, "d": math.inf}  # an older hub does not say when
+
+
+def test_nobody_is_gone_from_a_job_that_is_over():
+    assert view_of(row("failed", "ended", a="lost"), 0).gone == {}
 
 
 def test_a_job_that_a_signal_has_ended_goes_on():

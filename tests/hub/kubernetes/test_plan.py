@@ -13,15 +13,20 @@ SPEC = job_spec(pulsetrain_job())  # two nodes and a standby
 NOW_S = 1_800_000_000.0
 
 
-def pod(name, phase="Running", node="", *, age_s=3600.0, ending=False, **made):
+def stamp(age_s):
+    return datetime.fromtimestamp(NOW_S - age_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def pod(name, phase="Running", node="", *, age_s=3600.0, bound_age_s=None, ending=False, **made):
     item = pod_of(SPEC, name, **made)
-    created = datetime.fromtimestamp(NOW_S - age_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    created = stamp(age_s)
     item["metadata"]["creationTimestamp"] = created
     if ending:
         item["metadata"]["deletionTimestamp"] = created
     if node:
         item["spec"]["nodeName"] = node
-    return item | {"status": {"phase": phase}}
+    bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp(bound_age_s or age_s)}
+    return item | {"status": {"phase": phase, "conditions": [bound] if node else []}}
 
 
 FULL = [pod("gpt-0", node="n0"), pod("gpt-1", node="n1"), pod("gpt-2", node="n2", standby=True)]
@@ -54,21 +59,34 @@ def test_a_job_that_has_its_pods_is_left_alone():
     "gone", [pod("gpt-1", "Failed", "n1"), pod("gpt-1", node="n1", ending=True), pod("gpt-1", node="lost")]
 )
 def test_a_pod_that_has_ended_or_is_lost_is_followed_by_one_that_does_not_stand_by(gone):
-    hub = HubView(step=7, gone={"lost"})
+    hub = HubView(step=7, gone={"lost": NOW_S})
     assert made(planned([FULL[0], gone, FULL[2]], hub)) == [("gpt-3", False)]
 
 
 def test_a_replacement_of_the_hub_counts():
     replacement = pod("gpt-r1", "Pending", standby=True, replacement=True)
     pods = [FULL[0], pod("gpt-1", node="lost"), FULL[2], replacement]
-    todo = planned(pods, HubView(step=7, gone={"lost"}))
+    todo = planned(pods, HubView(step=7, gone={"lost": NOW_S}))
     assert (made(todo), todo.delete) == ([], ["gpt-1"])
 
 
 def test_a_pod_that_is_lost_is_deleted_only_once_there_are_enough_others():
     pods = [FULL[0], pod("gpt-1", node="lost"), FULL[2]]
-    assert planned(pods, HubView(step=7, gone={"lost"})).delete == []
-    assert planned([*pods, pod("gpt-3", "Pending")], HubView(step=7, gone={"lost"})).delete == ["gpt-1"]
+    assert planned(pods, HubView(step=7, gone={"lost": NOW_S})).delete == []
+    assert planned([*pods, pod("gpt-3", "Pending")], HubView(step=7, gone={"lost": NOW_S})).delete == [
+        "gpt-1"
+    ]
+
+
+@pytest.mark.parametrize("newer", [{"age_s": 50}, {"age_s": 500, "bound_age_s": 50}])
+def test_a_newer_pod_on_a_machine_that_was_lost_or_evicted_is_left_alone(newer):
+    """The hub goes on saying what it said of the node until the new agent joins."""
+    hub = HubView(step=7, gone={"n1": NOW_S - 100})
+    pods = [FULL[0], pod("gpt-1", "Failed", "n1"), FULL[2], pod("gpt-3", node="n1", **newer)]
+    todo = planned(pods, hub)
+    assert (made(todo), todo.delete) == ([], [])
+    older = planned([*pods[:3], pod("gpt-3", node="n1", age_s=101.5)], hub)
+    assert made(older) == [("gpt-4", False)]
 
 
 def test_what_is_no_longer_needed_is_given_back_and_nobody_who_trains():
@@ -97,7 +115,7 @@ def test_a_suspended_job_has_no_pods_and_goes_on_later():
     stopped = job_spec(pulsetrain_job(suspend=True))
     todo = planned(FULL, spec=stopped)
     assert (todo.status["phase"], todo.delete) == ("Suspended", ["gpt-0", "gpt-1", "gpt-2"])
-    assert len(planned(FULL, HubView(step=7, gone={"n1"}), spec=stopped).delete) == 3
+    assert len(planned(FULL, HubView(step=7, gone={"n1": NOW_S}), spec=stopped).delete) == 3
     assert len(planned([], known_phase="Suspended").create) == 3
 
 
