@@ -56,12 +56,15 @@ def view_of(row: JsonObject, since_s: float) -> HubView | None:
     if ended and float(row["since_ns"]) / 1e9 < since_s:
         return None
     over = row["state"] in ("finished", "failed")
+    trains = row["state"] == "running"  # else a standby may be on its way into the world
     gone = [node for node in row["nodes"] if node["state"] in ("lost", "evicted") and not over]
     return HubView(
         ended=ended if ended in ("finished", "failed") else "",
         step=int(row["step"]),
         attempt=int(row["attempt"]),
         sentence=str(verdict.get("sentence", "")),
-        standbys=frozenset(str(node["node"]) for node in row["nodes"] if node["state"] == "standby"),
+        standbys=frozenset(
+            str(node["node"]) for node in row["nodes"] if trains and node["state"] == "standby"
+        ),
         gone={str(node["node"]): float(node.get("gone_since_ns") or math.inf) / 1e9 for node in gone},
     )

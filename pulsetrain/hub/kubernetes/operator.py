@@ -85,13 +85,23 @@ class Operator:
         except UsageError as error:
             self._tell(item, {"phase": PENDING, "message": str(error)})
             return
+        todo = self._plan(spec, item)
+        self._serve(spec)
+        for pod in todo.create:
+            self._make(spec, pod)
+        if todo.delete:
+            self._views.forget()  # a job may need by now who was too many a moment ago
+            still = self._plan(spec, item).delete
+            for name in todo.delete:
+                if name in still and self._api.delete(PODS, name):
+                    log.info("pod_deleted", job=spec.name, pod=name)
+        self._tell(item, todo.status)
+
+    def _plan(self, spec: JobSpec, item: JsonObject) -> Plan:
         made_s = time_s(str(item["metadata"].get("creationTimestamp", "")))
         known = str((item.get("status") or {}).get("phase", ""))
         view = self._views.view(spec.hub, spec.name, made_s)
-        todo = plan(spec, self._pods_of(spec), view, known_phase=known, now_s=self._clock.wall_ns() / 1e9)
-        self._serve(spec)
-        self._act(spec, todo)
-        self._tell(item, todo.status)
+        return plan(spec, self._pods_of(spec), view, known_phase=known, now_s=self._clock.wall_ns() / 1e9)
 
     def _pods_of(self, spec: JobSpec) -> Sequence[JsonObject]:
         pods = [p for p in self.pods.items() if labels_of(p).get(JOB_LABEL) == spec.name]
@@ -107,16 +117,10 @@ class Operator:
             self._api.create(SERVICES, service_of(spec))
         self._services.add(spec.uid)
 
-    def _act(self, spec: JobSpec, todo: Plan) -> None:
-        for pod in todo.create:
-            try:
-                self._api.create(PODS, pod)
-            except Conflict:
-                continue  # made by a look that this list does not show yet
+    def _make(self, spec: JobSpec, pod: JsonObject) -> None:
+        with contextlib.suppress(Conflict):  # made by a look that this list does not show yet
+            self._api.create(PODS, pod)
             log.info("pod_made", job=spec.name, pod=name_of(pod))
-        for name in todo.delete:
-            if self._api.delete(PODS, name):
-                log.info("pod_deleted", job=spec.name, pod=name)
 
     def _tell(self, item: JsonObject, status: object) -> None:
         """Write the status where it has changed. What changes all the time is written seldom."""

@@ -1,5 +1,7 @@
 import math
 
+import pytest
+
 from pulsetrain.hub.kubernetes.hub_views import HubViews, view_of
 from tests.protocol.fake_hub import fake_hub
 
@@ -19,6 +21,11 @@ def test_nodes_are_told_by_what_they_are_to_the_job():
     assert (view.step, view.attempt, view.sentence, view.ended) == (7, 2, "So it is.", "")
     assert view.standbys == {"b"}
     assert view.gone == {"c": 90.0, "d": math.inf}  # an older hub does not say when
+
+
+@pytest.mark.parametrize("state", ["waiting", "checking", "starting"])
+def test_no_standby_is_too_many_unless_the_job_trains(state):
+    assert view_of(row(state, b="standby"), 0).standbys == set()
 
 
 def test_nobody_is_gone_from_a_job_that_is_over():

@@ -113,6 +113,22 @@ def test_a_step_is_told_seldom_and_an_attempt_at_once(api, cluster, look, views,
     assert told(step=4, attempt=1) == 4
 
 
+def test_a_standby_that_its_job_needs_after_all_is_not_deleted(api, cluster, look, views):
+    cluster.create("pulsetrainjobs", "train", pulsetrain_job())
+    look()
+    for number, name in enumerate(names(cluster)):
+        cluster.patch("pods", "train", name, {"spec": {"nodeName": f"n{number}"}})
+    api.patch(JOBS, "gpt", {"spec": {"standbys": 0}})
+    trains = HubView(step=7, standbys={"n2"})
+    answers = iter([trains, HubView(step=7)])
+    views.view = lambda hub, job, since_s: next(answers)
+    look()
+    assert names(cluster) == ["gpt-0", "gpt-1", "gpt-2"]
+    views.view = lambda hub, job, since_s: trains
+    look()
+    assert names(cluster) == ["gpt-0", "gpt-1"]
+
+
 def test_what_cannot_be_read_is_told_in_the_status_and_others_go_on(api, cluster, look):
     cluster.create("pulsetrainjobs", "train", pulsetrain_job("bad", template={"spec": {"containers": []}}))
     cluster.create("pulsetrainjobs", "train", pulsetrain_job("good"))
