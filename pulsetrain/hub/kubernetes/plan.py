@@ -64,7 +64,7 @@ def plan(
     `known_phase` is that of the status. A job that has ended stays so. `now_s` is the time since 1970.
     """
     view = hub or HubView()
-    phase = _phase(spec, pods, view, known_phase)
+    phase = _phase(spec, pods, hub, known_phase)
     alive = [p for p in pods if serves(p)]
     ghosts = [p for p in alive if _is_ghost(p, view)]
     serving = [p for p in alive if p not in ghosts]
@@ -77,7 +77,7 @@ def plan(
         if len(serving) >= spec.nnodes + spec.standbys:  # a hub that starts anew does not know who was lost
             delete += [name_of(p) for p in ghosts]
         wait_s = _delay_s(spec, pods, now_s)
-        if wait_s <= 0:
+        if wait_s <= 0 and not (hub is None and _may_have_finished(pods)):
             create = _missing(spec, pods, serving)
     delete += _old(spec, pods)
     return Plan(
@@ -85,17 +85,32 @@ def plan(
     )
 
 
-def _phase(spec: JobSpec, pods: Sequence[JsonObject], view: HubView, known: str) -> str:
+def _phase(spec: JobSpec, pods: Sequence[JsonObject], hub: HubView | None, known: str) -> str:
     if known in (FINISHED, FAILED):
         return known
-    if view.ended == "finished" or any(p.get("status", {}).get("phase") == "Succeeded" for p in pods):
-        return FINISHED  # an agent ends with status 0 only where its job has finished
-    if view.ended == "failed":
-        return FAILED
+    if hub is not None and hub.ended:
+        return FINISHED if hub.ended == "finished" else FAILED
+    if hub is None and _all_succeeded(spec, pods):
+        return FINISHED
     if spec.suspend:
         return SUSPENDED
     running = [p for p in pods if serves(p) and p.get("status", {}).get("phase") == "Running"]
     return RUNNING if len(running) >= spec.least else PENDING
+
+
+def _all_succeeded(spec: JobSpec, pods: Sequence[JsonObject]) -> bool:
+    """Whether the job has finished by its pods alone: as many as it needs succeeded, and none runs."""
+    succeeded = sum(1 for p in pods if _succeeded(p))
+    return succeeded >= spec.least and not any(serves(p) and node_of(p) for p in pods)
+
+
+def _may_have_finished(pods: Sequence[JsonObject]) -> bool:
+    """Whether some succeeded, and the rest may be about to."""
+    return any(_succeeded(p) for p in pods) and any(serves(p) and node_of(p) for p in pods)
+
+
+def _succeeded(pod: JsonObject) -> bool:
+    return bool(pod.get("status", {}).get("phase") == "Succeeded")
 
 
 def _is_ghost(pod: JsonObject, view: HubView) -> bool:

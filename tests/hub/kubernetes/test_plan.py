@@ -104,11 +104,27 @@ def test_what_is_no_longer_needed_is_given_back_and_nobody_who_trains():
 def test_a_job_that_has_finished_or_failed_makes_no_pod_and_stays_so():
     assert planned([], HubView(ended="failed")).status["phase"] == "Failed"
     done = [pod("gpt-0", "Succeeded", "n0"), pod("gpt-1", node="n1"), pod("gpt-2", "Pending")]
-    todo = planned(done)
+    todo = planned(done, HubView(ended="finished"))
     assert (todo.status["phase"], made(todo), todo.delete) == ("Finished", [], ["gpt-2"])
     for phase in ("Finished", "Failed"):
         todo = planned([], HubView(step=3), known_phase=phase)
         assert (todo.status["phase"], made(todo)) == (phase, [])
+
+
+def test_one_pod_that_succeeded_is_not_a_job_that_has_finished():
+    pods = [pod("gpt-0", "Succeeded", "n0"), *FULL[1:]]
+    todo = planned(pods, HubView(step=7, standbys={"n2"}))
+    assert (todo.status["phase"], made(todo)) == ("Running", [("gpt-3", False)])
+    assert made(planned(pods)) == []  # where the hub does not say, the others may be about to end
+
+
+def test_without_a_hub_a_job_has_finished_once_as_many_pods_as_it_needs_succeeded_and_none_runs():
+    pods = [pod("gpt-0", "Succeeded", "n0"), pod("gpt-1", "Failed", "n1"), pod("gpt-2", "Pending")]
+    assert planned(pods).status["phase"] == "Pending"
+    pods[1] = pod("gpt-1", "Succeeded", "n1")
+    todo = planned(pods)
+    assert (todo.status["phase"], made(todo), todo.delete) == ("Finished", [], ["gpt-2"])
+    assert planned([*pods, pod("gpt-3", node="n3")]).status["phase"] == "Pending"
 
 
 def test_a_suspended_job_has_no_pods_and_goes_on_later():
