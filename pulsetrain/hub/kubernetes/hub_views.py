@@ -55,6 +55,7 @@ def view_of(row: JsonObject, since_s: float) -> HubView | None:
     ended = str(verdict.get("state", "")) if row["state"] in ("finished", "failed") else ""
     if ended and float(row["since_ns"]) / 1e9 < since_s:
         return None
+    connected = [node for node in row["nodes"] if node.get("connected")]
     over = row["state"] in ("finished", "failed")
     trains = row["state"] == "running"  # else a standby may be on its way into the world
     gone = [node for node in row["nodes"] if node["state"] in ("lost", "evicted") and not over]
@@ -66,5 +67,6 @@ def view_of(row: JsonObject, since_s: float) -> HubView | None:
         standbys=frozenset(
             str(node["node"]) for node in row["nodes"] if trains and node["state"] == "standby"
         ),
+        is_served=bool(connected) and not over,
         gone={str(node["node"]): float(node.get("gone_since_ns") or math.inf) / 1e9 for node in gone},
     )

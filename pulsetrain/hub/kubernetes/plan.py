@@ -23,6 +23,10 @@ from pulsetrain.hub.kubernetes.pods import (
 PENDING, RUNNING, SUSPENDED, FINISHED, FAILED = "Pending", "Running", "Suspended", "Finished", "Failed"
 KEPT = 10
 """Ended pods beyond the size of a job that are kept for their output."""
+TAKEN = (
+    "hub {hub} has a job {job!r} already, with agents that are no pods of this PulsetrainJob; if another "
+    "namespace has a PulsetrainJob of that name, rename one"
+)
 BRIEF_S = 600.0
 STAMP_S = 1.0
 """Times of the API are of whole seconds, rounded down."""
@@ -35,7 +39,7 @@ class HubView:
 
     `standbys` are nodes that nobody would miss: there are none unless it trains. `gone` are those that are
     lost or evicted, with the time since 1970. Their agents have not come back, but a newer pod may be on the
-    same machine.
+    same machine. `is_served`: agents of the job are connected, and it is not over.
     """
 
     ended: str = ""
@@ -43,6 +47,7 @@ class HubView:
     attempt: int = 0
     sentence: str = ""
     standbys: Collection[str] = ()
+    is_served: bool = False
     gone: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -80,9 +85,10 @@ def plan(
         if wait_s <= 0 and not (hub is None and _may_have_finished(pods)):
             create = _missing(spec, pods, serving)
     delete += _old(spec, pods)
-    return Plan(
-        create=create, delete=delete, status=_status(spec, pods, view, phase), wait_s=max(0.0, wait_s)
-    )
+    status = _status(spec, pods, view, phase)
+    if create and view.is_served and not pods:  # ours would join the job of somebody else
+        create, status["message"] = [], TAKEN.format(hub=spec.hub, job=spec.name)
+    return Plan(create=create, delete=delete, status=status, wait_s=max(0.0, wait_s))
 
 
 def _phase(spec: JobSpec, pods: Sequence[JsonObject], hub: HubView | None, known: str) -> str:

@@ -28,6 +28,14 @@ def test_no_standby_is_too_many_unless_the_job_trains(state):
     assert view_of(row(state, b="standby"), 0).standbys == set()
 
 
+def test_a_job_is_served_while_one_of_its_agents_is_connected():
+    there = row(a="active", b="lost")
+    assert not view_of(there, 0).is_served
+    there["nodes"][0]["connected"] = True
+    assert view_of(there, 0).is_served
+    assert view_of(there | {"state": "failed"}, 0).is_served is False
+
+
 def test_nobody_is_gone_from_a_job_that_is_over():
     assert view_of(row("failed", "ended", a="lost"), 0).gone == {}
 

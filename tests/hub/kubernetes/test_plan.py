@@ -127,6 +127,14 @@ def test_without_a_hub_a_job_has_finished_once_as_many_pods_as_it_needs_succeede
     assert planned([*pods, pod("gpt-3", node="n3")]).status["phase"] == "Pending"
 
 
+def test_a_job_of_that_name_that_others_train_gets_no_pods_of_this_one():
+    todo = planned([], HubView(step=7, is_served=True))
+    assert (made(todo), todo.status["phase"]) == ([], "Pending")
+    assert "has a job 'gpt' already" in todo.status["message"]
+    assert len(made(planned(FULL[:1], HubView(step=7, is_served=True)))) == 2
+    assert len(made(planned([], HubView(step=7)))) == 3
+
+
 def test_a_suspended_job_has_no_pods_and_goes_on_later():
     stopped = job_spec(pulsetrain_job(suspend=True))
     todo = planned(FULL, spec=stopped)
