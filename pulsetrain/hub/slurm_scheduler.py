@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 
 from pulsetrain.core.errors import Unavailable, UsageError
-from pulsetrain.recovery.scheduler import NodeRequest, SchedulerConfig
+from pulsetrain.recovery.scheduler import NodeRequest, SchedulerConfig, Unanswered
 
 MARK = "pulsetrain: "
 """How the reason of a node that Pulsetrain has drained begins."""
@@ -21,16 +22,23 @@ _NODE_NAME = re.compile(r"^NodeName=(\S+)", re.MULTILINE)
 _STATE = re.compile(r"\bState=(\S+)")
 _REASON = re.compile(r"\bReason=(.*?)(?: \[\S+@\S+\])?\s*$")
 
+_NO_ANSWER = re.compile(r"timed out|Zero Bytes were transmitted", re.IGNORECASE)
+"""In what Slurm's commands say of a controller that was too slow (slurm_errno.c)."""
+_JOB = r"^JobId=(\d+) .*\bComment={comment}(?:\s|$)"
+
 Run = Callable[[Sequence[str], Mapping[str, str], float], str]
 """Runs a command with this environment, for so many seconds at most. Returns what it printed."""
 
 
 class CommandFailed(Unavailable):
-    """A command of Slurm ended with a status. One that only did not answer may have done its work."""
+    """A command of Slurm ended with a status: it was refused."""
 
 
 def run(words: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> str:
-    """What the command printed. Raises `Unavailable` with one line where it failed."""
+    """What the command printed. Raises `Unavailable` with one line where it failed.
+
+    A command whose controller did not answer may have done its work. That is `Unanswered`.
+    """
     try:
         done = subprocess.run(
             list(words),
@@ -45,10 +53,11 @@ def run(words: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> s
     except OSError as error:
         raise Unavailable(f"{words[0]}: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
-        raise Unavailable(f"{words[0]}: no answer in {timeout_s:g} s") from error
+        raise Unanswered(f"{words[0]}: no answer in {timeout_s:g} s") from error
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines() or ["it said nothing"]
-        raise CommandFailed(f"{words[0]} ended with status {done.returncode}: {lines[-1].strip()}")
+        kind = Unanswered if _NO_ANSWER.search(lines[-1]) else CommandFailed
+        raise kind(f"{words[0]} ended with status {done.returncode}: {lines[-1].strip()}")
     return done.stdout
 
 
@@ -84,14 +93,18 @@ class SlurmScheduler:
 
     def replace(self, request: NodeRequest) -> str:
         """See `Scheduler.replace`. A node to leave out that is none of Slurm's is not there to begin with."""
+        if request.again:
+            known = self._submitted(request)
+            if known:
+                return f"Slurm's job {known}"
         exclude = [node for node in request.exclude if _is_name(node)]
         try:
             said = self._submit(request, exclude)
         except CommandFailed:  # sbatch refuses a job that leaves out a node it does not know
-            known = self._known(exclude)
-            if known == exclude:
+            usable = self._known(exclude)
+            if usable == exclude:
                 raise
-            said = self._submit(request, known)
+            said = self._submit(request, usable)
         return f"Slurm's job {said.strip().partition(';')[0]}"
 
     def _submit(self, request: NodeRequest, exclude: Sequence[str]) -> str:
@@ -100,8 +113,18 @@ class SlurmScheduler:
             "PULSETRAIN_REPLACEMENT_NNODES": request.flag,
         }
         words = [*shlex.split(self._config.sbatch), "--parsable", "--nodes=1"]
+        words += [f"--comment={_comment(request)}"]
         words += [f"--exclude={','.join(exclude)}"] if exclude else []
         return self._run([*words, self._config.template], {**self._environ, **more}, self._config.timeout_s)
+
+    def _submitted(self, request: NodeRequest) -> str:
+        """The number of the job that was submitted for this request, "" for none."""
+        try:
+            jobs = self._scontrol("--oneliner", "show", "job")
+        except Unavailable as error:
+            raise Unanswered(f"it is not known whether a replacement was submitted: {error}") from error
+        found = re.search(_JOB.format(comment=re.escape(_comment(request))), jobs, re.MULTILINE)
+        return found[1] if found else ""
 
     def _known(self, nodes: Sequence[str]) -> list[str]:
         """Those of `nodes` that are Slurm's."""
@@ -130,6 +153,11 @@ def checked_name(node: str) -> str:
     if not _is_name(node):
         raise UsageError(f"node {node!r}: no name of a Slurm node; allowed: letters, digits, ., _ and -")
     return node
+
+
+def _comment(request: NodeRequest) -> str:
+    """A word that no other replacement has. Slurm keeps it beside the job."""
+    return f"pulsetrain-{zlib.crc32(request.job.encode()):08x}-{request.number}"
 
 
 def _is_name(node: str) -> bool:

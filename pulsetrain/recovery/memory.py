@@ -90,10 +90,11 @@ class WorldMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplacementMemory:
-    """See `Replacements`. Times are UTC."""
+    """See `Replacements`. Times are UTC. `open_ns` has pairs of number and time."""
 
     pending_ns: Sequence[int]
     hour_ns: Sequence[int]
+    open_ns: Sequence[Sequence[int]] = ()  # of an older hub: none
 
 
 @dataclass(frozen=True, kw_only=True)

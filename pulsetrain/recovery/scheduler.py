@@ -11,7 +11,7 @@ from typing import Protocol
 
 import structlog
 
-from pulsetrain.core.errors import PulsetrainError
+from pulsetrain.core.errors import PulsetrainError, Unavailable
 
 log = structlog.get_logger()
 
@@ -41,7 +41,7 @@ class SchedulerConfig:
     patience_s: float = 3600.0
     """A replacement that has not joined after this time is given up, and another one may be submitted."""
     retry_s: float = 60.0
-    """How long to wait after a replacement could not be submitted."""
+    """How long to wait after a replacement could not be submitted, or one got no answer."""
     timeout_s: float = 20.0
     """How long one command of the scheduler may take. An eviction that a PodDisruptionBudget refuses is tried
     again for so long."""
@@ -66,12 +66,17 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRequest:
-    """One more node for a job of `nnodes`, and not one of `exclude`. It cannot run on fewer than `least`."""
+    """One more node for a job of `nnodes`, and not one of `exclude`. It cannot run on fewer than `least`.
+
+    No other request of the job has its `number`. `again`: it was asked for before, and maybe it was taken.
+    """
 
     job: str
     nnodes: int
     least: int
     exclude: tuple[str, ...] = ()
+    number: int = 0
+    again: bool = False
 
     @property
     def flag(self) -> str:
@@ -81,6 +86,10 @@ class NodeRequest:
         '2:4'
         """
         return f"{self.least}:{self.nnodes}" if self.least < self.nnodes else str(self.nnodes)
+
+
+class Unanswered(Unavailable):
+    """It is not known whether the scheduler has done what was asked."""
 
 
 class Scheduler(Protocol):
@@ -106,7 +115,10 @@ class Scheduler(Protocol):
         ...
 
     def replace(self, request: NodeRequest) -> str:
-        """Ask for one more node. Its agent joins the job as a standby when the scheduler has one."""
+        """Ask for one more node. Its agent joins the job as a standby when the scheduler has one.
+
+        What is asked for twice under one number is one node. Raises `Unanswered` where it may be taken.
+        """
         ...
 
 
@@ -138,10 +150,11 @@ class What(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What the scheduler said. `error` is one line, "" where it was done."""
+    """What the scheduler said. `error` is one line, "" where it was done, also if it `may_be_done`."""
 
     said: str = ""
     error: str = ""
+    may_be_done: bool = False
 
 
 OnThread = Callable[[Callable[[], str]], Awaitable[str]]
@@ -173,6 +186,6 @@ class SchedulerRequests:
         except PulsetrainError as error:
             self.counts[what, False] += 1
             log.warning("scheduler_failed", what=str(what), error=str(error))
-            return Answer(error=str(error))
+            return Answer(error=str(error), may_be_done=isinstance(error, Unanswered))
         self.counts[what, True] += 1
         return Answer(said=said)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from pulsetrain.recovery.nodes import GONE, Node
-from pulsetrain.recovery.scheduler import NodeRequest, What
+from pulsetrain.recovery.scheduler import Answer, NodeRequest, Scheduler, What
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Phase
 
@@ -33,15 +33,29 @@ def look(job: JobState) -> None:
         return
     now_s = job.services.clock.monotonic_s()
     asked.expire(now_s, requests.config.patience_s)
-    for _ in range(_missing(job) - len(asked.pending_s)):
+    missing = _missing(job)
+    for number in asked.again(now_s, missing):
+        _replace(job, number, again=True)
+    for _ in range(missing - len(asked.pending_s)):
         if now_s < asked.not_before_s or _refused(job):
             return
-        asked.asked(now_s)
+        number = asked.asked(now_s, job.now_ns())
         job.keep_replacements()
-        evicted = sorted(name for name, memory in job.remembered.items() if memory.evicted)
-        sizes = job.resizing.sizes
-        request = NodeRequest(job=job.name, nnodes=sizes.most, least=sizes.least, exclude=tuple(evicted))
-        _begin(job, What.REPLACE, partial(requests.scheduler.replace, request))
+        _replace(job, number)
+
+
+def _replace(job: JobState, number: int, *, again: bool = False) -> None:
+    scheduler, sizes = job.services.scheduler.scheduler, job.resizing.sizes
+    evicted = sorted(name for name, memory in job.remembered.items() if memory.evicted)
+    request = NodeRequest(
+        job=job.name,
+        nnodes=sizes.most,
+        least=sizes.least,
+        exclude=tuple(evicted),
+        number=number,
+        again=again,
+    )
+    job.services.background.once(f"scheduler {What.REPLACE}", _ask_for_node(job, scheduler, request))
 
 
 def would(job: JobState, node: str, *, drained: bool) -> list[str]:
@@ -90,20 +104,32 @@ def _refused(job: JobState) -> bool:
 _EVENTS = {What.DRAIN: "drained", What.GIVE_BACK: "given_back", What.REPLACE: "replacement_requested"}
 
 
-def _begin(job: JobState, what: What, call: Callable[[], str], node: str = "") -> None:
+def _begin(job: JobState, what: What, call: Callable[[], str], node: str) -> None:
     if job.services.scheduler.scheduler.name:
         job.services.background.once(f"scheduler {what}", _ask(job, what, call, node))
 
 
-async def _ask(job: JobState, what: What, call: Callable[[], str], node: str) -> None:
+async def _ask_for_node(job: JobState, scheduler: Scheduler, request: NodeRequest) -> None:
+    answer = await _ask(job, What.REPLACE, partial(scheduler.replace, request))
+    asked = job.replacements
+    retry_s = job.services.clock.monotonic_s() + job.services.scheduler.config.retry_s
+    if not answer.error:
+        asked.done(request.number)
+    elif answer.may_be_done:
+        asked.unanswered(request.number, retry_s)
+    else:
+        asked.failed(request.number, retry_s)
+    if job.phase not in (Phase.FINISHED, Phase.FAILED):  # else nothing of it is kept any more
+        job.keep_replacements()
+
+
+async def _ask(job: JobState, what: What, call: Callable[[], str], node: str = "") -> Answer:
     """Ask, and write down what became of it."""
     requests = job.services.scheduler
     answer = await requests.ask(what, call)
     detail = {"scheduler": requests.scheduler.name}
     if not answer.error:
         job.write(_EVENTS[what], {**detail, "answer": answer.said}, node=node)
-        return
-    job.write("scheduler_failed", {**detail, "what": str(what), "error": answer.error}, node=node)
-    if what is What.REPLACE:
-        job.replacements.failed(job.services.clock.monotonic_s() + requests.config.retry_s)
-        job.keep_replacements()
+    else:
+        job.write("scheduler_failed", {**detail, "what": str(what), "error": answer.error}, node=node)
+    return answer

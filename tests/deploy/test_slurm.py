@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from pulsetrain.core.errors import PulsetrainError, Unavailable
 from pulsetrain.hub.slurm_scheduler import SlurmScheduler
 from pulsetrain.protocol.client import HubClient, find_hub
-from pulsetrain.recovery.scheduler import SchedulerConfig
+from pulsetrain.recovery.scheduler import NodeRequest, SchedulerConfig
 from tests.agent.real_processes import until
 from tests.deploy.slurm_cluster import NODES, Slurm, needs_slurm
 from tests.hub.test_moved_job import SCRIPT
@@ -147,6 +148,18 @@ def test_a_node_is_drained_once_and_given_back_only_by_who_drained_it(slurm):
     slurm.run("scontrol", "update", "NodeName=n5", "State=RESUME")
     with pytest.raises(Unavailable, match="n9"):
         scheduler.drain("n9", "not there", job="j")
+
+
+def test_a_replacement_is_found_by_its_number_once_it_was_submitted(slurm, tmp_path):
+    template = tmp_path / "spare.sbatch"
+    template.write_text("#!/bin/sh\n#SBATCH --output=/dev/null\nsleep 60\n")
+    scheduler = SlurmScheduler(SchedulerConfig(kind="slurm", template=str(template)), slurm.env)
+    request = NodeRequest(job="a job", nnodes=2, least=2, number=1_800_000_000, again=True)
+    first = scheduler.replace(request)
+    other = scheduler.replace(replace(request, number=1_800_000_001))
+    assert scheduler.replace(request) == first != other
+    for said in (first, other):
+        slurm.run("scancel", "--quiet", said.rpartition(" ")[2])
 
 
 def test_a_hub_that_is_killed_comes_back_and_heals_what_fails_after_it(slurm, tmp_path):

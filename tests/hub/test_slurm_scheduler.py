@@ -1,6 +1,7 @@
 """What is asked of Slurm, in its own commands. The real one is in tests/deploy/test_slurm.py."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -8,11 +9,14 @@ from hypothesis import strategies as st
 
 from pulsetrain.core.errors import Unavailable, UsageError
 from pulsetrain.hub.slurm_scheduler import SlurmScheduler, checked_name, run
-from pulsetrain.recovery.scheduler import NodeRequest, SchedulerConfig
+from pulsetrain.recovery.scheduler import NodeRequest, SchedulerConfig, Unanswered
 from tests.hub.fake_slurm import FakeSlurm
 
 TEMPLATE = "/etc/spare file.sbatch"
 MANY = ("", "ALL", "all", "n[1-9]", "n1,n2", "-n", "a b", "a;b", "a=b", "n1\n", "é", "x" * 65)
+
+
+COMMENT = "--comment=pulsetrain-7f6567cb-7"
 
 
 def scheduler(slurm, environ=None, **config):
@@ -62,9 +66,10 @@ def test_words_may_be_before_and_behind_the_programs():
 def test_a_replacement_is_one_node_and_not_one_that_was_evicted():
     slurm = FakeSlurm()
     said = scheduler(slurm).replace(
-        NodeRequest(job='j "$(touch x)"', nnodes=4, least=2, exclude=("n1", "n2"))
+        NodeRequest(job='j "$(touch x)"', nnodes=4, least=2, exclude=("n1", "n2"), number=7)
     )
-    assert slurm.commands == [["sbatch", "--parsable", "--nodes=1", "--exclude=n1,n2", TEMPLATE]]
+    comment = "--comment=pulsetrain-f4ea4b75-7"
+    assert slurm.commands == [["sbatch", "--parsable", "--nodes=1", comment, "--exclude=n1,n2", TEMPLATE]]
     assert said == "Slurm's job 4711"
     assert slurm.environs == [
         {"PULSETRAIN_REPLACEMENT_JOB": 'j "$(touch x)"', "PULSETRAIN_REPLACEMENT_NNODES": "2:4"}
@@ -73,9 +78,9 @@ def test_a_replacement_is_one_node_and_not_one_that_was_evicted():
 
 def test_an_evicted_node_that_slurm_does_not_know_does_not_prevent_a_replacement():
     slurm = FakeSlurm(nodes=("n1", "n2"))
-    request = NodeRequest(job="j", nnodes=4, least=2, exclude=("n1", "laptop"))
+    request = NodeRequest(job="j", nnodes=4, least=2, exclude=("n1", "laptop"), number=7)
     assert scheduler(slurm).replace(request) == "Slurm's job 4711"
-    assert slurm.commands[-1] == ["sbatch", "--parsable", "--nodes=1", "--exclude=n1", TEMPLATE]
+    assert slurm.commands[-1] == ["sbatch", "--parsable", "--nodes=1", COMMENT, "--exclude=n1", TEMPLATE]
 
 
 def test_a_submission_without_an_answer_is_not_made_twice():
@@ -83,6 +88,26 @@ def test_a_submission_without_an_answer_is_not_made_twice():
     with pytest.raises(Unavailable, match="no answer"):
         scheduler(slurm).replace(NodeRequest(job="j", nnodes=4, least=2, exclude=("laptop",)))
     assert len(slurm.commands) == 1
+
+
+def test_a_submission_without_an_answer_is_looked_for_before_it_is_made_again():
+    slurm = FakeSlurm(slow=True)
+    request = NodeRequest(job="j", nnodes=4, least=4, number=12)
+    with pytest.raises(Unanswered):
+        scheduler(slurm).replace(request)
+    slurm.slow = False
+    assert scheduler(slurm).replace(replace(request, again=True)) == "Slurm's job 4711"
+    assert len(slurm.comments) == 1
+    assert scheduler(slurm).replace(replace(request, number=1, again=True)) == "Slurm's job 4712"
+    slurm.error = "scontrol: no answer in 20 s"
+    with pytest.raises(Unanswered, match="not known whether a replacement was submitted"):
+        scheduler(slurm).replace(replace(request, again=True))
+
+
+def test_a_controller_that_was_too_slow_for_sbatch_may_have_taken_the_job():
+    said = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+    with pytest.raises(Unanswered, match=r"ended with status 1: .*timed out"):
+        run(["sh", "-c", f"echo {said} >&2; exit 1"], {"PATH": "/bin:/usr/bin"}, 20)
 
 
 def test_a_job_that_slurm_refuses_for_another_reason_is_submitted_once():
@@ -110,8 +135,8 @@ def test_a_name_that_slurm_would_read_as_more_than_one_node_is_refused(name):
         with pytest.raises(UsageError, match="no name of a Slurm node"):
             call()
     assert slurm.commands == []
-    scheduler(slurm).replace(NodeRequest(job="j", nnodes=1, least=1, exclude=("n1", name)))
-    assert slurm.commands == [["sbatch", "--parsable", "--nodes=1", "--exclude=n1", TEMPLATE]]
+    scheduler(slurm).replace(NodeRequest(job="j", nnodes=1, least=1, exclude=("n1", name), number=7))
+    assert slurm.commands == [["sbatch", "--parsable", "--nodes=1", COMMENT, "--exclude=n1", TEMPLATE]]
 
 
 @given(st.text(max_size=70))

@@ -139,7 +139,7 @@ class FakeMemory:
 
 
 class FakeScheduler:
-    """Remembers what it was asked for. With `error` it refuses."""
+    """Remembers what it was asked for. With `error`, a text or an exception, it refuses."""
 
     name = "Fake"
 
@@ -149,7 +149,7 @@ class FakeScheduler:
     def _take(self, *request):
         self.asked.append(request)
         if self.error:
-            raise Unavailable(self.error)
+            raise self.error if isinstance(self.error, Exception) else Unavailable(self.error)
         return " ".join(map(str, request))
 
     def drain(self, node, reason, *, job):

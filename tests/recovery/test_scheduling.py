@@ -1,11 +1,13 @@
 """What a job asks of the cluster's scheduler. Against fake agents and a fake scheduler."""
 
+from dataclasses import replace
+
 import pytest
 
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
-from pulsetrain.recovery.scheduler import NodeRequest, SchedulerConfig, SchedulerRequests
+from pulsetrain.recovery.scheduler import NodeRequest, SchedulerConfig, SchedulerRequests, Unanswered
 from pulsetrain.recovery.transitions import Phase
 from pulsetrain.recovery.world_sizes import WorldSizes
 from tests.recovery.fakes import FakeScheduler, Fleet, at_once, run
@@ -27,6 +29,11 @@ async def fleet_under(scheduler, nodes="abz", policy=None, **config):
 
 def of(scheduler, what):
     return [request[1:] for request in scheduler.asked if request[0] == what]
+
+
+def replaced(scheduler):
+    """The requests for nodes, without their numbers."""
+    return [replace(request, number=0) for (request,) in of(scheduler, "replace")]
 
 
 def test_a_node_that_is_evicted_for_its_machine_is_drained_with_the_reason():
@@ -103,7 +110,7 @@ def test_a_job_without_a_standby_asks_for_one_node_and_never_for_the_evicted_one
         await fleet.settle()
         assert fleet.job.phase is Phase.WAITING
         await pass_time(fleet, 60)
-        assert of(scheduler, "replace") == [(NodeRequest(job="j", nnodes=2, least=2, exclude=("b",)),)]
+        assert replaced(scheduler) == [NodeRequest(job="j", nnodes=2, least=2, exclude=("b",))]
         fleet.agents["c"] = fleet.join("c")
         await pass_time(fleet, 10, 1.0)
         assert fleet.job.phase is Phase.RUNNING
@@ -118,7 +125,7 @@ def test_a_job_whose_node_is_lost_asks_for_another():
         fleet = await fleet_under(scheduler, "ab")
         fleet.agents.pop("b").drop()
         await pass_time(fleet, 5, 1.0)
-        assert of(scheduler, "replace") == [(NodeRequest(job="j", nnodes=2, least=2),)]
+        assert replaced(scheduler) == [NodeRequest(job="j", nnodes=2, least=2)]
 
     run(scenario)
 
@@ -158,6 +165,23 @@ def test_a_replacement_that_could_not_be_submitted_is_asked_for_again_a_while_la
         scheduler.error = ""
         await pass_time(fleet, 60)
         assert len(scheduler.asked) == 2
+
+    run(scenario)
+
+
+def test_a_replacement_that_may_have_been_submitted_is_asked_for_under_its_number_and_none_beside_it():
+    async def scenario():
+        scheduler = FakeScheduler(error=Unanswered("sbatch: no answer in 20 s"))
+        fleet = await fleet_under(scheduler, "ab", retry_s=60)
+        await fleet.controller.evict("b", "fan", "eve")
+        await pass_time(fleet, 250)
+        scheduler.error = ""
+        await pass_time(fleet, 200)
+        (first, *others) = (request for (request,) in of(scheduler, "replace"))
+        assert 3 <= len(others) <= 5
+        assert (first.again, {request.again for request in others}) == (False, {True})
+        assert {request.number for request in others} == {first.number}
+        assert fleet.journal.kinds().count("replacement_requested") == 1
 
     run(scenario)
 

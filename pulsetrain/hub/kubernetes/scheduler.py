@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable
 
@@ -10,7 +9,7 @@ from pulsetrain.core.clock import Clock, SystemClock
 from pulsetrain.core.errors import Unavailable, UsageError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.hub.kubernetes.api import KubernetesApi
-from pulsetrain.hub.kubernetes.errors import NotFound, Throttled
+from pulsetrain.hub.kubernetes.errors import Conflict, NotFound, Throttled
 from pulsetrain.hub.kubernetes.job_spec import job_spec
 from pulsetrain.hub.kubernetes.objects import (
     JOB_LABEL,
@@ -25,9 +24,11 @@ from pulsetrain.hub.kubernetes.objects import (
     name_of,
 )
 from pulsetrain.hub.kubernetes.pods import ending, over, pod_of
-from pulsetrain.recovery.scheduler import NodeRequest, SchedulerConfig
+from pulsetrain.recovery.scheduler import NodeRequest, SchedulerConfig, Unanswered
 
 REASON_CHARACTERS = 150
+NUMBERS = 0xFFFFFF
+"""So much of a request's number is in its pod's name. It counts seconds, so it is the same after 194 days."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 5.0
 
 
@@ -82,10 +83,19 @@ class KubernetesScheduler:
         spec = job_spec(item)
         if spec.flag != request.flag:
             raise UsageError(f"PulsetrainJob {spec.name} is of {spec.flag} nodes, the job of {request.flag}")
-        name = f"{spec.name}-r{secrets.token_hex(3)}"
+        name = f"{spec.name}-r{request.number & NUMBERS:06x}"
         pod = pod_of(spec, name, standby=True, replacement=True, exclude=request.exclude)
-        self._api.create(PODS, pod)
+        try:
+            self._api.create(PODS, pod)
+        except Throttled:
+            raise
+        except Unavailable as error:  # no answer, or a pod of this name is there
+            if not (isinstance(error, Conflict) and self._exists(name)):
+                raise Unanswered(str(error)) from error
         return f"pod {name}"
+
+    def _exists(self, pod: str) -> bool:
+        return bool(self._api.list(PODS, labels=JOB_LABEL, fields=f"metadata.name={pod}").items)
 
     def _cordon(self, node: str, reason: str) -> str:
         before = {"text": ""}

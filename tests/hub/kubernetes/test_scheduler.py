@@ -1,12 +1,14 @@
 """What is asked of Kubernetes when a node is evicted, is good again, or is missing."""
 
+from dataclasses import replace
+
 import pytest
 
 from pulsetrain.core.errors import AuthError, Unavailable, UsageError
 from pulsetrain.hub.kubernetes.errors import NotFound
 from pulsetrain.hub.kubernetes.objects import JOB_LABEL, NODES, PODS
 from pulsetrain.hub.kubernetes.scheduler import KubernetesScheduler
-from pulsetrain.recovery.scheduler import NodeRequest, SchedulerConfig
+from pulsetrain.recovery.scheduler import NodeRequest, SchedulerConfig, Unanswered
 from tests.hub.kubernetes.emulator import Refused
 from tests.hub.kubernetes.jobs import node, pulsetrain_job
 
@@ -160,6 +162,27 @@ def test_a_replacement_is_made_of_the_jobs_template_and_owned_by_it(api, cluster
     assert said == f"pod {pod['metadata']['name']}"
     assert pod["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
     assert {"--standby", "--nnodes=2:4", "--job=gpt"} < set(pod["spec"]["containers"][0]["args"])
+
+
+def test_a_replacement_without_an_answer_is_made_once(api, server, cluster, scheduler):
+    cluster.create("pulsetrainjobs", "train", pulsetrain_job())
+    request = NodeRequest(job="gpt", nnodes=2, least=2, number=1_800_000_000)
+    slow = Refused(504, "Timeout", "the server was unable to return a response in time")
+    server.fails = lambda method, path: slow if method == "POST" else None
+    with pytest.raises(Unanswered, match="in time"):
+        scheduler.replace(request)
+    server.fails = lambda method, path: None
+    assert scheduler.replace(request) == scheduler.replace(replace(request, again=True))
+    assert len(api.list(PODS).items) == 1
+    assert scheduler.replace(replace(request, number=1_800_000_001)) == "pod gpt-r49d201"
+
+
+def test_a_conflict_over_something_else_is_no_pod(server, cluster, scheduler):
+    cluster.create("pulsetrainjobs", "train", pulsetrain_job())
+    quota = Refused(409, "Conflict", "the quota has been modified")
+    server.fails = lambda method, path: quota if method == "POST" else None
+    with pytest.raises(Unanswered, match="quota"):
+        scheduler.replace(NodeRequest(job="gpt", nnodes=2, least=2, number=1))
 
 
 def test_a_job_without_a_template_gets_no_pod(api, cluster, scheduler):
