@@ -21,8 +21,9 @@ case $1 in
   serve) echo "$PULSETRAIN_HUB $*" >>served; echo $$ >>hubs; [ ! -e broken ] || exit 1
     sleep "${OPENS_FOR:-0}"; mkdir -p pulsetrain-7/hub; touch pulsetrain-7/hub/hub.json; exec sleep 60 ;;
   nodes) [ -z "${UNREACHABLE:-}" ] || { echo "no route" >&2; exit 1; }; [ -s hubs ] ;;
-  status) echo '{"state": "running"}' ;;
-  run) while [ ! -e over ]; do sleep 0.05; done ;;
+  status) printf '{"hub": {}, "jobs": [{"job": "train-7", "state": "%s"}], ' "${STATE:-running}"
+    echo '"past_jobs": [{"job": "old", "state": "finished"}]}' ;;
+  run) while [ ! -e over ]; do sleep 0.05; done; exit "${ENDS_WITH:-0}" ;;
 esac
 """,
 }
@@ -71,6 +72,12 @@ def test_a_hub_that_ends_is_started_again_and_ends_with_the_job(job, tmp_path):
     assert process.wait(20) == 0
     assert until(lambda: not os.path.exists(f"/proc/{lines(tmp_path / 'hubs')[1]}"), 20)
     assert "the hub ended and starts again" in process.stderr.read()
+
+
+@pytest.mark.parametrize(("state", "status"), [("failed", 1), ("finished", 0)])
+def test_only_this_job_says_whether_it_finished_although_an_agent_failed(job, tmp_path, state, status):
+    (tmp_path / "over").touch()
+    assert job(STATE=state, ENDS_WITH="1").wait(20) == status
 
 
 def test_a_hub_that_cannot_start_ends_the_job(job, tmp_path):
