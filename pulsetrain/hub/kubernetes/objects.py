@@ -15,8 +15,10 @@ REPLACEMENT_LABEL = f"{GROUP}/replacement"
 """Label of a pod that a hub has asked for, in place of one that was lost."""
 REASON = f"{GROUP}/reason"
 """Annotation of a node that Pulsetrain has cordoned: why."""
+SINCE = f"{GROUP}/cordoned-at"
+"""Annotation of such a node: when."""
 TAINT = f"{GROUP}/evicted"
-"""Taint of such a node. Its effect is NoSchedule."""
+"""Taint that older hubs gave such a node. Its effect is NoSchedule."""
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _LABEL = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")

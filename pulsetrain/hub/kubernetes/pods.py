@@ -7,7 +7,15 @@ from collections.abc import Sequence
 
 from pulsetrain.core.json import JsonObject
 from pulsetrain.hub.kubernetes.job_spec import JobSpec
-from pulsetrain.hub.kubernetes.objects import GROUP, JOB_LABEL, JOBS, REPLACEMENT_LABEL, SERVICES, labels_of
+from pulsetrain.hub.kubernetes.objects import (
+    GROUP,
+    JOB_LABEL,
+    JOBS,
+    REPLACEMENT_LABEL,
+    SERVICES,
+    TAINT,
+    labels_of,
+)
 
 APP = "agent"
 """Value of ``app.kubernetes.io/name``, by which network policies know agents."""
@@ -29,6 +37,9 @@ def pod_of(
     affinity = pod.setdefault("affinity", {})
     _apart(affinity, spec.name)
     _elsewhere(affinity, exclude)
+    # A person who uncordons a machine leaves the taint of an older hub there.
+    evicted = {"key": TAINT, "operator": "Exists", "effect": "NoSchedule"}
+    pod["tolerations"] = [*(pod.get("tolerations") or ()), evicted]
     pod |= {"restartPolicy": "Never", "hostname": name, "subdomain": spec.name}
     return {
         "apiVersion": "v1",

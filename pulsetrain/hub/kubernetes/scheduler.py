@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 from pulsetrain.core.clock import Clock, SystemClock
 from pulsetrain.core.errors import Unavailable, UsageError
@@ -17,18 +18,24 @@ from pulsetrain.hub.kubernetes.objects import (
     NODES,
     PODS,
     REASON,
+    SINCE,
     TAINT,
     annotations_of,
     checked_name,
     labels_of,
     name_of,
 )
+from pulsetrain.hub.kubernetes.plan import time_s
 from pulsetrain.hub.kubernetes.pods import ending, over, pod_of
 from pulsetrain.recovery.scheduler import NodeRequest, SchedulerConfig, Unanswered
 
 REASON_CHARACTERS = 150
 NUMBERS = 0xFFFFFF
 """So much of a request's number is in its pod's name. It counts seconds, so it is the same after 194 days."""
+CORDON = "node.kubernetes.io/unschedulable"
+"""Taint that the cluster derives from a cordon."""
+SKEW_S = 300.0
+"""So far the clocks of hub and cluster may be apart."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 5.0
 
 
@@ -67,9 +74,18 @@ class KubernetesScheduler:
         return f"{said}, evicted: {', '.join(evicted)}" if evicted else said
 
     def give_back(self, node: str) -> str:
-        """See `Scheduler.give_back`."""
-        if self._api.change(NODES, checked_name(node), _uncordoned):
-            return f"{node} is not cordoned any more"
+        """See `Scheduler.give_back`. A cordon that somebody has put there since then stays."""
+        said = ""
+
+        def patch(item: JsonObject) -> JsonObject | None:
+            nonlocal said
+            said = "was not cordoned any more"
+            if _is_cordoned(item):
+                said = "is not cordoned any more" if _is_ours(item) else "stays cordoned: somebody else did"
+            return _uncordoned(item)
+
+        if self._api.change(NODES, checked_name(node), patch):
+            return f"{node} {said}"
         return f"{node} was not cordoned by Pulsetrain"
 
     def replace(self, request: NodeRequest) -> str:
@@ -98,12 +114,11 @@ class KubernetesScheduler:
         return bool(self._api.list(PODS, labels=JOB_LABEL, fields=f"metadata.name={pod}").items)
 
     def _cordon(self, node: str, reason: str) -> str:
-        before = {"text": ""}
+        before, now = {"text": ""}, datetime.fromtimestamp(self._clock.wall_ns() / 1e9, UTC)
 
         def patch(item: JsonObject) -> JsonObject | None:
-            cordoned = item.get("spec", {}).get("unschedulable") is True
-            before["text"] = annotations_of(item).get(REASON) or "somebody else did"
-            return None if cordoned else _cordoned(item, reason)
+            before["text"] = annotations_of(item)[REASON] if _is_ours(item) else "somebody else did"
+            return None if _is_cordoned(item) else _cordoned(item, reason, now)
 
         if self._api.change(NODES, node, patch):
             return f"{node} is cordoned: {reason}"
@@ -127,29 +142,45 @@ class KubernetesScheduler:
                 return ""
 
 
-def _cordoned(item: JsonObject, reason: str) -> JsonObject:
+def _is_cordoned(item: JsonObject) -> bool:
+    return item.get("spec", {}).get("unschedulable") is True
+
+
+def _is_ours(item: JsonObject) -> bool:
+    """Whether the cordon is the one of Pulsetrain. A person may have ended that one, and put another there.
+
+    The cluster derives a taint from each cordon, and says when.
+    """
+    notes = annotations_of(item)
+    since_s = time_s(str(notes.get(SINCE, "")))
+    began_s = max((time_s(str(t.get("timeAdded"))) for t in _taints(item, CORDON)), default=0.0)
+    anew = since_s > 0 and began_s > since_s + SKEW_S
+    return _is_cordoned(item) and REASON in notes and not anew
+
+
+def _cordoned(item: JsonObject, reason: str, now: datetime) -> JsonObject:
     """The patch that keeps pods away from a node, and says why."""
-    taint = {"key": TAINT, "value": "true", "effect": "NoSchedule"}
-    return {
-        "metadata": {"annotations": {REASON: reason}},
-        "spec": {"unschedulable": True, "taints": [*_taints_of_others(item), taint]},
-    }
+    notes = {REASON: reason, SINCE: now.strftime("%Y-%m-%dT%H:%M:%SZ")}
+    return {"metadata": {"annotations": notes}, "spec": {"unschedulable": True, **_without_ours(item)}}
 
 
 def _uncordoned(item: JsonObject) -> JsonObject | None:
-    """The patch that takes this back, None where it was not Pulsetrain that did it."""
+    """The patch that takes back what is Pulsetrain's, None where nothing is."""
     if REASON not in annotations_of(item):
         return None
-    return {
-        "metadata": {"annotations": {REASON: None}},
-        "spec": {"unschedulable": None, "taints": _taints_of_others(item)},
-    }
+    spec = _without_ours(item) | ({"unschedulable": None} if _is_ours(item) else {})
+    return {"metadata": {"annotations": {REASON: None, SINCE: None}}, **({"spec": spec} if spec else {})}
 
 
-def _taints_of_others(item: JsonObject) -> list[JsonObject]:
-    """Ours is left out, and the one that the cluster itself derives from `unschedulable`."""
-    taints = item.get("spec", {}).get("taints") or []
-    return [t for t in taints if t.get("key") not in (TAINT, "node.kubernetes.io/unschedulable")]
+def _without_ours(item: JsonObject) -> JsonObject:
+    """What changes in the spec so that the taint of an older hub goes."""
+    if not _taints(item, TAINT):
+        return {}
+    return {"taints": [t for t in item["spec"]["taints"] if t.get("key") != TAINT]}
+
+
+def _taints(item: JsonObject, key: str) -> list[JsonObject]:
+    return [t for t in item.get("spec", {}).get("taints") or () if t.get("key") == key]
 
 
 def _one_line(text: str) -> str:

@@ -53,6 +53,16 @@ def test_a_replacement_stands_by_and_is_on_none_of_the_evicted_nodes():
         assert [f["values"] for f in term["matchFields"]] == [["n1"], ["n2"]]
 
 
+def test_a_machine_that_was_uncordoned_takes_pods_although_an_older_hub_has_tainted_it():
+    spec = job_spec(pulsetrain_job())
+    gpu = {"key": "nvidia.com/gpu", "operator": "Exists"}
+    spec.template["spec"]["tolerations"] = [gpu]
+    evicted = {"key": "pulsetrain.io/evicted", "operator": "Exists", "effect": "NoSchedule"}
+    assert pod_of(spec, "gpt-0")["spec"]["tolerations"] == [gpu, evicted]
+    spec.template["spec"]["tolerations"] = None
+    assert pod_of(spec, "gpt-0")["spec"]["tolerations"] == [evicted]
+
+
 def test_the_agent_is_the_container_of_that_name_or_the_first():
     first, second = {"name": "a"}, {"name": "agent"}
     assert agent_container({"containers": [first, second]}) is second

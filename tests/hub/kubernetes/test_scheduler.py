@@ -12,6 +12,7 @@ from pulsetrain.recovery.scheduler import NodeRequest, SchedulerConfig, Unanswer
 from tests.hub.kubernetes.emulator import Refused
 from tests.hub.kubernetes.jobs import node, pulsetrain_job
 
+CORDONED = "2027-01-15T08:00:00Z"
 OTHER = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 
 
@@ -23,6 +24,9 @@ class Time:
 
     def monotonic_s(self):
         return self.now_s
+
+    def wall_ns(self):
+        return 1_800_000_000 * 10**9
 
     def sleep(self, seconds):
         self.slept.append(seconds)
@@ -61,6 +65,10 @@ def protect(cluster, least):
     cluster.create("poddisruptionbudgets", "train", {"metadata": {"name": "gpt"}, "spec": budget})
 
 
+def uncordon(cluster):
+    cluster.patch("nodes", "", "n1", {"spec": {"unschedulable": None}})
+
+
 def names(cluster):
     return [pod["metadata"]["name"] for pod in cluster.all("pods")]
 
@@ -74,9 +82,10 @@ def test_a_node_is_cordoned_with_the_reason_and_its_pods_of_jobs_are_evicted(api
     assert said == "n1 is cordoned: Xid 79: fallen off the bus, evicted: gpt-0"
     now = api.get(NODES, "n1")
     assert now["spec"]["unschedulable"] is True
-    assert now["metadata"]["annotations"] == {"pulsetrain.io/reason": "Xid 79: fallen off the bus"}
-    taint = {"key": "pulsetrain.io/evicted", "value": "true", "effect": "NoSchedule"}
-    assert now["spec"]["taints"] == [OTHER, taint]
+    assert now["metadata"]["annotations"] == {
+        "pulsetrain.io/reason": "Xid 79: fallen off the bus", "pulsetrain.io/cordoned-at": CORDONED,
+    }  # fmt: skip
+    assert now["spec"]["taints"] == [OTHER]
     assert names(cluster) == ["dns", "gpt-1"]
 
 
@@ -110,6 +119,39 @@ def test_what_somebody_else_has_cordoned_stays_as_it_is(api, cluster, scheduler)
 
 
 @pytest.mark.usefixtures("n1")
+def test_a_machine_that_somebody_uncordons_takes_pods_again(api, cluster, scheduler):
+    before = api.get(NODES, "n1")["spec"]
+    scheduler.drain("n1", "gpu", job="gpt")
+    uncordon(cluster)
+    assert api.get(NODES, "n1")["spec"] == before
+    assert scheduler.give_back("n1") == "n1 was not cordoned any more"
+    assert not api.get(NODES, "n1")["metadata"]["annotations"]
+
+
+@pytest.mark.parametrize(("added", "stays"), [("08:00:01", False), ("20:30:00", True)])
+@pytest.mark.usefixtures("n1")
+def test_a_cordon_that_a_person_has_put_there_since_then_stays(api, cluster, scheduler, added, stays):
+    scheduler.drain("n1", "gpu", job="gpt")
+    uncordon(cluster)
+    taint = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+    taints = [OTHER, taint | {"timeAdded": f"2027-01-15T{added}Z"}]
+    cluster.patch("nodes", "", "n1", {"spec": {"unschedulable": True, "taints": taints}})
+    said = "stays cordoned: somebody else did" if stays else "is not cordoned any more"
+    assert scheduler.give_back("n1") == f"n1 {said}"
+    assert api.get(NODES, "n1")["spec"].get("unschedulable", False) is stays
+    assert scheduler.give_back("n1") == "n1 was not cordoned by Pulsetrain"
+
+
+def test_what_an_older_hub_has_cordoned_is_given_back_with_its_taint(api, cluster, scheduler):
+    taint = {"key": "pulsetrain.io/evicted", "value": "true", "effect": "NoSchedule"}
+    item = node("n1", taints=[OTHER, taint], unschedulable=True)
+    item["metadata"]["annotations"] = {"pulsetrain.io/reason": "gpu"}
+    cluster.create("nodes", "", item)
+    assert scheduler.give_back("n1") == "n1 is not cordoned any more"
+    assert api.get(NODES, "n1")["spec"] == {"taints": [OTHER]}
+
+
+@pytest.mark.usefixtures("n1")
 def test_a_taint_that_somebody_else_adds_at_the_same_moment_is_kept(api, server, cluster, scheduler):
     mine = {"key": "maintenance", "effect": "NoSchedule"}
     once = iter([lambda: cluster.patch("nodes", "", "n1", {"spec": {"taints": [OTHER, mine]}})])
@@ -121,7 +163,8 @@ def test_a_taint_that_somebody_else_adds_at_the_same_moment_is_kept(api, server,
     server.fails = meanwhile
     scheduler.drain("n1", "gpu", job="gpt")
     keys = [t["key"] for t in api.get(NODES, "n1")["spec"]["taints"]]
-    assert keys == ["nvidia.com/gpu", "maintenance", "pulsetrain.io/evicted"]
+    assert keys == ["nvidia.com/gpu", "maintenance"]
+    assert api.get(NODES, "n1")["spec"]["unschedulable"] is True
 
 
 @pytest.mark.usefixtures("n1")
