@@ -51,10 +51,12 @@ class _SimulatedJob:
         failed: set[int] = set()
         hard = self._fail(failed)
         self._spend("detect", self.plan.detect_s, failed)
+        replaced = 0
         while True:
             known = len(failed)
-            wait = self._replacement_s(len(failed)) if hard else 0.0
+            wait = self._replacement_s(known - replaced) if hard else 0.0
             self._spend("replace", wait, failed)
+            replaced = known
             kept = self.plan.memory and not any(holders <= failed for holders in self._replica_sets)
             fetch = (self.plan.peer_fetch_s if failed else 0.0) if kept else self.plan.storage_fetch_s
             self._spend("fetch", fetch, failed)

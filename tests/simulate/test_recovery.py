@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pulsetrain.simulate.recovery import simulate
+from pulsetrain.simulate.recovery import _SimulatedJob, simulate
 from pulsetrain.simulate.recovery_estimate import closed_form
 from pulsetrain.simulate.recovery_plan import RecoveryPlan
 from tests.simulate.plans import gemini, high_frequency
@@ -42,3 +42,32 @@ def test_without_standbys_a_replacement_is_waited_for():
     without = RecoveryPlan(failures_per_machine_day=0.2, replace_s=3600, standbys=0)
     assert simulate(without).effective_ratio < simulate(with_standby).effective_ratio - 0.05
     assert simulate(without).effective_ratio == pytest.approx(closed_form(without).effective_ratio, rel=0.05)
+
+
+class Scripted:
+    """Failures of machines 0, 1, ... after these times, and none after them."""
+
+    def __init__(self, *after_s):
+        self.after_s, self.machine = list(after_s), -1
+
+    def expovariate(self, rate):
+        return self.after_s.pop(0) if self.after_s else 1e12
+
+    def random(self):
+        return 1.0
+
+    def randrange(self, count):
+        self.machine += 1
+        return self.machine
+
+
+def test_a_machine_that_fails_while_state_is_fetched_takes_one_standby_more():
+    plan = RecoveryPlan(
+        machines=4, failures_per_machine_day=1, detect_s=10, peer_fetch_s=60, warm_up_s=30, standbys=2,
+        replace_s=3600,
+    )  # fmt: skip
+    job = _SimulatedJob(plan, Scripted(1000, 1e12, 1e12, 20))  # in training, and in the fetch
+    job.train_until(job.next_failure())
+    job.recover()
+    assert job.failures == 2
+    assert job.lost["replace"] == 0
