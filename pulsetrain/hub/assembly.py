@@ -35,6 +35,7 @@ from pulsetrain.hub.loop_health import LoopHealth
 from pulsetrain.hub.loop_metrics import LoopCollector
 from pulsetrain.hub.loops import LoopTable
 from pulsetrain.hub.node_claims import NodeClaims, RefusalCollector
+from pulsetrain.hub.node_metrics import NodeCollector
 from pulsetrain.hub.notifier import KeptTopology, Notifier
 from pulsetrain.hub.open_alerts import OpenAlerts
 from pulsetrain.hub.over_jobs import OverJobs
@@ -152,6 +153,7 @@ def assemble(
     intake.metrics.registry.register(LoopCollector(table.rows))
     intake.metrics.registry.register(LeaderCollector(leadership))
     intake.metrics.registry.register(TimeCollector(controller.jobs))
+    intake.metrics.registry.register(NodeCollector(controller.jobs))
     claims = NodeClaims(controller.node, writer, clock)
     intake.metrics.registry.register(RefusalCollector(claims.refused))
     intake.metrics.registry.register(SchedulerCollector(scheduler))

@@ -15,6 +15,7 @@ import yaml
 
 from pulsetrain.hub.kubernetes.job_spec import job_spec
 from pulsetrain.hub.kubernetes.pods import pod_of
+from pulsetrain.hub.node_metrics import NodeCollector
 from pulsetrain.stream.ingest_metrics import IngestMetrics
 from tests.hub.kubernetes.models import check
 from tests.repository import ROOT
@@ -225,7 +226,7 @@ def test_compose_names_each_volume_it_uses_and_publishes_on_loopback_only():
 
 def _metric_names():
     names = set()
-    for family in IngestMetrics().registry.collect():
+    for family in (*IngestMetrics().registry.collect(), *NodeCollector({}).describe()):
         suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}.get(
             family.type, ("",)
         )
@@ -242,7 +243,9 @@ def test_rules_ask_for_metrics_that_exist_and_no_data_is_an_alert():
     each = [rule for group in rules["groups"] for rule in group["rules"]]
     assert _asked(" ".join(rule["expr"] for rule in each)) <= _metric_names()
     assert all(rule["annotations"]["summary"] and rule["labels"]["severity"] for rule in each)
-    assert "absent(" in next(rule["expr"] for rule in each if rule["alert"] == "PulsetrainNoData")
+    exprs = {rule["alert"]: rule["expr"] for rule in each}
+    assert "absent(" in exprs["PulsetrainNoData"]
+    assert exprs["PulsetrainNodeSilent"].endswith(" and on (node) pulsetrain_job_node")
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool here")
