@@ -95,6 +95,21 @@ def test_the_example_job_is_one_that_the_crd_and_the_operator_take():
     assert EXAMPLE["spec"]["script"][0].startswith("/job/")
 
 
+def test_what_pods_of_agents_mount_is_made_by_a_file_or_a_command_of_the_docs():
+    examples = [yaml.safe_load(path.read_text()) for path in (KUBERNETES / "examples").glob("*.yaml")]
+    claims = [each for each in examples if each["kind"] == "PersistentVolumeClaim"]
+    for claim in claims:
+        kubernetes_validate.validate(claim, VERSIONS[-1], strict=True)
+    made = {(c["metadata"]["name"], *c["spec"]["accessModes"]) for c in claims}
+    told = (ROOT / "docs/deploy.md").read_text()
+    for pod in agents():
+        for volume in pod["volumes"]:
+            if "persistentVolumeClaim" in volume:
+                assert (volume["persistentVolumeClaim"]["claimName"], "ReadWriteMany") in made
+            if "configMap" in volume:
+                assert f"create configmap {volume['configMap']['name']} " in told
+
+
 def agents():
     daemons = yaml.safe_load((KUBERNETES / "agent.yaml").read_text())
     return daemons["spec"]["template"]["spec"], EXAMPLE["spec"]["template"]["spec"]
