@@ -13,9 +13,12 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from pulsetrain.hub.attempt_stores import stores_of
 from pulsetrain.hub.kubernetes.job_spec import job_spec
 from pulsetrain.hub.kubernetes.pods import pod_of
 from pulsetrain.hub.node_metrics import NodeCollector
+from pulsetrain.hub.settings import load_settings
+from pulsetrain.recovery.store_host import NoStores
 from pulsetrain.stream.ingest_metrics import IngestMetrics
 from tests.hub.kubernetes.models import check
 from tests.repository import ROOT
@@ -193,6 +196,18 @@ def test_secrets_come_by_reference_and_pods_have_a_network_policy(each):
     labels = each["spec"]["template"]["metadata"]["labels"]
     policies = [p.values[0] for p in OBJECTS if p.values[0]["kind"] == "NetworkPolicy"]
     assert any(p["spec"]["podSelector"].get("matchLabels") == labels for p in policies)
+
+
+def test_ranks_meet_where_the_network_policy_lets_agents_go():
+    """A store beside the hub takes a free port, and agents may reach only that of the API."""
+    policies = yaml.safe_load_all((KUBERNETES / "network-policy.yaml").read_text())
+    (agent,) = (p for p in policies if p["metadata"]["name"] == "agent")
+    to_hub = next(rule for rule in agent["spec"]["egress"] if "'hub'" in str(rule["to"]))
+    assert [port["port"] for port in to_hub["ports"]] == [8780]
+    hub = next(p.values[0] for p in PODS if p.values[0]["metadata"]["name"] == "hub")
+    (container,) = hub["spec"]["template"]["spec"]["containers"]
+    environ = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+    assert isinstance(stores_of(load_settings(None, {}, {}, environ).hub), NoStores)
 
 
 def test_nobody_reads_secrets_and_only_the_hub_may_write_to_nodes():
