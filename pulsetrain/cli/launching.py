@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Literal
 
 import click
 
+from pulsetrain.agent.container_init import live_beneath_init
 from pulsetrain.agent.flags import CONTEXT as LAUNCH_CONTEXT
 from pulsetrain.agent.flags import launch_flags
 from pulsetrain.cli.interrupts import importing
@@ -52,6 +54,7 @@ def _launch(
     needs_hub: bool = False,
     standby: bool = False,
 ) -> None:
+    live_beneath_init(os.getpid())
     with importing():
         from pulsetrain.agent import flags as launching
         from pulsetrain.agent import outcome

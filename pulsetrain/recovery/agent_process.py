@@ -14,8 +14,8 @@ class AgentProcess(NamedTuple):
     def is_same(self, other: AgentProcess) -> bool:
         """Whether both are one process.
 
-        Pids tell processes apart only where an older agent or hub knew no id. In a container each agent has
-        the pid 1.
+        Pids tell processes apart only where an older agent or hub knew no id. In containers many agents
+        have the same pid.
         """
         if self.id and other.id:
             return self.id == other.id
