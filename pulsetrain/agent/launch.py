@@ -19,6 +19,7 @@ from pulsetrain.agent.local_hub import join_hub, local_hub, wait_for_guests
 from pulsetrain.agent.outcome import Outcome
 from pulsetrain.agent.processes.program_check import check_program
 from pulsetrain.agent.processes.zygote import Zygote, ZygoteHolder
+from pulsetrain.agent.shared_memory import too_small
 from pulsetrain.collectors.machine.gpu_count import visible_gpus
 from pulsetrain.core.config import load, read_toml
 from pulsetrain.core.errors import ConfigError, UsageError
@@ -44,6 +45,8 @@ def launch(options: LaunchOptions, say: Say) -> Outcome:
         if not options.hub.own:
             hub = stack.enter_context(join_hub(options.hub, options.data, options.environ))
         _check_hub(options, hub)
+        if little := too_small():
+            say(little)
         hub_folder = own_hub_folder(options)
         folder = _writable(node_folder(options, None if hub else hub_folder), "data", "--data")
         if options.output.log_dir is not None:

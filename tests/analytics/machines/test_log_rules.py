@@ -57,6 +57,23 @@ def test_any_lines_give_a_distribution(lines, code):
     assert all(0 <= share <= 1 for share in shares.values())
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Error: failed to extend /dev/shm/nccl-H1dBqY to 9637892 bytes, error: No space left on device (28)",
+        "Error while creating shared memory segment /dev/shm/nccl-H1dBqY (size 9637888)",
+        "Error while creating shared memory segment nccl-shm-recv-1462445a6f01cbfc-1-2-3 (size 9637888)",
+    ],
+)
+def test_nccl_that_has_too_little_shared_memory_is_known(said):
+    assert rule_of(f"n1:16:22 [0] misc/shmutils.cc:88 NCCL WARN {said}") == "shared_memory"
+
+
+def test_shared_memory_that_is_full_is_no_disk_that_is_full():
+    said = "RuntimeError: unable to write to file </torch_9_1_0>: No space left on device (28)"
+    assert [name for name, _ in classify([said]).reasons] == ["shared_memory"]
+
+
 def test_the_deepest_rule_names_a_line():
     assert rule_of("nothing of interest") == ""
     for rule in rules():
