@@ -92,7 +92,7 @@ class Replacements:
         self.not_before_s = retry_s
         asked_s = self.open_s.pop(number, None)
         for times_s in (self.pending_s, self.hour_s):
-            if asked_s in times_s:
+            if asked_s is not None and asked_s in times_s:
                 times_s.remove(asked_s)
 
     def joined(self) -> bool:

@@ -106,7 +106,7 @@ _EVENTS = {What.DRAIN: "drained", What.GIVE_BACK: "given_back", What.REPLACE: "r
 
 def _begin(job: JobState, what: What, call: Callable[[], str], node: str) -> None:
     if job.services.scheduler.scheduler.name:
-        job.services.background.once(f"scheduler {what}", _ask(job, what, call, node))
+        job.services.background.once(f"scheduler {what}", _ask_of_node(job, what, call, node))
 
 
 async def _ask_for_node(job: JobState, scheduler: Scheduler, request: NodeRequest) -> None:
@@ -121,6 +121,10 @@ async def _ask_for_node(job: JobState, scheduler: Scheduler, request: NodeReques
         asked.failed(request.number, retry_s)
     if job.phase not in (Phase.FINISHED, Phase.FAILED):  # else nothing of it is kept any more
         job.keep_replacements()
+
+
+async def _ask_of_node(job: JobState, what: What, call: Callable[[], str], node: str) -> None:
+    await _ask(job, what, call, node)
 
 
 async def _ask(job: JobState, what: What, call: Callable[[], str], node: str = "") -> Answer:
