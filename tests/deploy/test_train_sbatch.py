@@ -121,6 +121,13 @@ def test_agents_get_an_address_at_which_they_reach_the_hub(job, tmp_path, enviro
     assert f"--host {host} " in said
 
 
+def test_nodes_of_a_heterogeneous_job_that_do_not_train_are_told_of(job, tmp_path):
+    (tmp_path / "over").touch()
+    process = job(SLURM_HET_SIZE="2")
+    assert process.wait(20) == 0
+    assert "only the first of 2 components trains" in process.stderr.read()
+
+
 def test_an_address_of_loopback_is_not_given_to_other_nodes(job):
     process = job(HOST_ADDRESSES="::1", SLURM_JOB_NUM_NODES="2")
     assert process.wait(20) == 2
