@@ -6,6 +6,7 @@ A node is evicted, another one is lost, and in the end all pods are told to end 
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -108,8 +109,8 @@ class Site:
 
 
 @pytest.fixture
-def site(server, tmp_path):
-    for name in NODES:
+def site(server, tmp_path, request):
+    for name in getattr(request, "param", NODES):
         server.emulator.create("nodes", "", node(name))
     site = Site(server, tmp_path)
     (tmp_path / "train.py").write_text(TRAIN)
@@ -120,7 +121,7 @@ def site(server, tmp_path):
     assert until(lambda: not with_environment("SITE_MARK", site.mark))
 
 
-def submit(site, address):
+def submit(site, address, **spec):
     container = {
         "name": "agent", "image": "pulsetrain", "env": [{"name": "PULSETRAIN_TOKEN", "value": address.token}],
     }  # fmt: skip
@@ -130,6 +131,7 @@ def submit(site, address):
         agentArgs=[f"--checkpoints={site.folder / 'checkpoints'}"],
         script=[str(site.folder / "train.py"), "100000"],
         template={"spec": {"containers": [container]}},
+        **spec,
     )
     site.cluster.create("pulsetrainjobs", "train", job)
 
@@ -147,6 +149,19 @@ def test_a_job_outlives_evicted_and_lost_nodes_and_goes_on_after_all_its_pods_en
         lambda: not [p for p in site.pods() if p["spec"].get("nodeName") in site.nodes("active")], 60
     )
     assert asked(server) <= allowed()
+
+
+@pytest.mark.parametrize("site", [("n1", "n2")], indirect=True)
+def test_a_job_without_a_spare_machine_goes_on_where_its_agent_ended(site):
+    submit(site, site.start(), standbys=0)
+    assert until(lambda: site.ask().get("step", -1) > 60, 240), site.why()
+    os.killpg(site.kubelets.processes[site.kubelets.on("n2")].pid, signal.SIGKILL)
+    assert until(lambda: len(site.ask().get("recoveries", ())) == 1, 120), site.why()
+    assert until(lambda: site.nodes("active") == ["n1", "n2"], 60), site.why()
+    newer = [site.kubelets.on("n1"), site.kubelets.on("n2")]
+    assert until(lambda: sorted(p["metadata"]["name"] for p in site.pods()) == sorted(newer), 30), site.why()
+    (site.folder / "stop").touch()
+    assert until(lambda: site.status()["phase"] == "Finished", 120), site.why()
 
 
 def evict(site):
