@@ -40,7 +40,7 @@ def preview(job: JobSnapshot, node: NodeSnapshot, scheduler: Sequence[str] = ())
     healthy = [n.name for n in job.active() if n.name != node.name]
     plan = world.plan_restore(world.replace_nodes(job.world, healthy, standbys), job.held(without=node.name))
     own = job.own_checkpoint
-    resume_step = plan.step if plan.step >= 0 or own is None or not own.complete else own.step
+    resume_step = plan.step if plan.step >= 0 or own is None else own.resumable_step
     lost_steps = max(job.last_step - resume_step, 0) if active else 0
     return {
         "node": node.name,

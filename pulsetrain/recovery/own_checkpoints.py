@@ -22,7 +22,8 @@ MAX_FILES = 64  # files that one launch tells its ranks
 class JobCheckpoint:
     """One checkpoint of the script's own. `bytes` and `files` are those of all `ranks` that wrote it.
 
-    `complete`: every rank that usually writes has written it.
+    `complete`: every rank that usually writes has written it. `ignored`: the script is known not to go on from
+    its checkpoints.
     """
 
     attempt: int
@@ -33,6 +34,12 @@ class JobCheckpoint:
     written_ns: int
     ranks: tuple[int, ...]
     complete: bool
+    ignored: bool = False
+
+    @property
+    def resumable_step(self) -> int:
+        """The step from which a restart may go on, -1 where it does not."""
+        return self.step if self.complete and not self.ignored else -1
 
     def row(self, now_ns: int) -> dict[str, object]:
         """Return it as the API shows it."""
@@ -121,8 +128,12 @@ class OwnCheckpoints:
 
         That the script reads it is not known before the first restart. After one it is.
         """
+        return self.resumable_step() >= 0
+
+    def resumable_step(self) -> int:
+        """Return the step of the checkpoint for which `can_resume` holds, -1 for none."""
         newest = self.newest()
-        return newest is not None and newest.complete and not self.ignored
+        return newest.resumable_step if newest is not None else -1
 
     def files(self, ranks: Iterable[int]) -> tuple[OwnCheckpoint, ...]:
         """Return the files that these ranks may read after a restart, newest first, `MAX_FILES` at most.
@@ -179,6 +190,7 @@ class OwnCheckpoints:
             written_ns=newest.written_ns,
             ranks=tuple(sorted(by_rank)),
             complete=complete,
+            ignored=self.ignored,
         )
 
 

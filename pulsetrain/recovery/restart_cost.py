@@ -32,7 +32,7 @@ def resume_step(job: JobSnapshot, *, without: str = "") -> int:
     """The step from which the job would go on now, -1 where it would begin anew. `without` is a node that
     could give nothing."""
     own = job.own_checkpoint
-    own_step = own.step if own is not None and own.complete else -1
+    own_step = own.resumable_step if own is not None else -1
     return max(world.plan_restore(job.world, job.held(without=without)).step, own_step)
 
 

@@ -24,8 +24,7 @@ def restorable_without(job: JobState, node: str) -> int:
     where they restore from, not the step.
     """
     plan = job.members.plan_restore(job.members.world, job.restarts.unrestorable, without=node)
-    own = job.own_checkpoints.newest()
-    return max(plan.step, own.step if own is not None and own.complete else -1)
+    return max(plan.step, job.own_checkpoints.resumable_step())
 
 
 def is_saving(job: JobState) -> bool:

@@ -50,5 +50,5 @@ def test_a_job_without_held_checkpoints_goes_on_from_the_scripts_own():
     bare = (node_snapshot("a", status(0), status(1)), node_snapshot("b", status(2), status(3)))
     cost = preview(job_snapshot(nodes=bare, own_checkpoint=own), bare[1])
     assert (cost["resume_step"], cost["lost_steps"]) == (3, 2)
-    unfinished = dataclasses.replace(own, complete=False)
-    assert preview(job_snapshot(nodes=bare, own_checkpoint=unfinished), bare[1])["resume_step"] == -1
+    for none in (dataclasses.replace(own, complete=False), dataclasses.replace(own, ignored=True)):
+        assert preview(job_snapshot(nodes=bare, own_checkpoint=none), bare[1])["resume_step"] == -1

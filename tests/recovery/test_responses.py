@@ -353,6 +353,28 @@ def test_the_next_checkpoint_of_the_script_s_own_is_waited_for():
     run(scenario)
 
 
+def test_a_checkpoint_that_the_script_does_not_read_is_nothing_to_go_on_from():
+    async def scenario():
+        job = await without_a_checkpointer()
+        both = (job.fleet.agents["a"], job.fleet.agents["b"])
+        own = job.fleet.controller.jobs["j"]._state.own_checkpoints
+        job.fleet.agents["a"].writes(written(7))
+        for agent in both:
+            agent.steps = dict.fromkeys(agent.steps, 9)
+            agent.send_heartbeat()
+        await job.see(trouble("b", "evict_at_step"))
+        own.started(1, resumed_step=-1)  # what a restart has shown
+        assert own.ignored
+        job.fleet.agents["a"].writes(written(12))
+        for agent in both:
+            agent.steps = dict.fromkeys(agent.steps, 13)
+            agent.send_heartbeat()
+        await sees_for(job, 600, trouble("b", "evict_at_step"))
+        assert job.world == ["a", "b"]
+
+    run(scenario)
+
+
 def written(step):
     return OwnCheckpoint(step=step, bytes=9, path=f"/c/{step}.pt", written_ns=int(1e12), files=1)
 
