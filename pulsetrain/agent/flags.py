@@ -89,10 +89,9 @@ _TORCHRUN = (
     ),
     _torchrun(
         "--max-restarts",
-        default=3,
-        show_default=True,
+        show_default="3",
         type=click.IntRange(0),
-        help="Relaunches after a crash.",
+        help="Relaunches after a crash, also where training begins anew.",
     ),
     _torchrun("--standalone", is_flag=True, help="One node and a hub of its own, whatever hub is known."),
     _torchrun("-m", "--module", is_flag=True, help="SCRIPT is a module's name, as for python -m."),
@@ -201,7 +200,7 @@ class LaunchFlags(TypedDict):
     devices_per_node: int
     tier: str
     nproc_per_node: str
-    max_restarts: int
+    max_restarts: int | None
     standalone: bool
     module: bool
     no_python: bool
@@ -265,7 +264,8 @@ def launch_options(
             node_unit_min=flags["node_unit_min"],
             devices=_devices(flags),
             nproc_per_node=local_processes(flags["nproc_per_node"]),
-            max_restarts=flags["max_restarts"],
+            max_restarts=3 if flags["max_restarts"] is None else flags["max_restarts"],
+            may_begin_anew=flags["max_restarts"] is not None,
             standby=standby,
             tier=flags["tier"],
         ),

@@ -53,6 +53,8 @@ class NodeOptions:
     devices: int = 0
     """The ranks take turns on so many devices. 0: each has one."""
     max_restarts: int = 3
+    may_begin_anew: bool = False
+    """Restarts are wanted also where the script does not go on from its checkpoints."""
     standby: bool = False
     tier: str = "standard"
     """What the job is promised of a pool."""
@@ -130,6 +132,7 @@ class LaunchOptions:
             node_unit_min=self.node.node_unit_min,
             devices=self.node.devices,
             max_restarts=self.node.max_restarts,
+            may_begin_anew=self.node.may_begin_anew,
             standby=self.node.standby,
             tier=self.node.tier,
         )

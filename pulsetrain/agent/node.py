@@ -286,6 +286,7 @@ class Node:
             node_unit_min=identity.node_unit_min,
             world_nodes=restore.node_count if restore else self._attempt.world_nodes if ranks else 0,
             max_restarts=identity.max_restarts,
+            may_begin_anew=identity.may_begin_anew,
             peer_port=self._parts.checkpoints.peer_port,
             attempt=ranks[0].attempt if ranks else -1,
             restoring=restore.attempt if restore else -1,

@@ -217,7 +217,8 @@ class Hello:
     is replayed: "own" for the project's own, "command" for what it was given, "" for nothing. `gpu_count` is
     how many GPUs its ranks may use, also where NVML, which alone tells `gpus`, is not there. `agent_id` is a
     random word of the agent's process, "" from an older agent. In a container every agent has `pid` 1. It
-    sends a heartbeat at least every `heartbeat_ns`, 0: unknown, which was a second by default.
+    sends a heartbeat at least every `heartbeat_ns`, 0: unknown, which was a second by default. With
+    `may_begin_anew` restarts are wanted also where the script does not go on from its own checkpoints.
     """
 
     node: str
@@ -249,6 +250,7 @@ class Hello:
     gpu_count: int = 0
     agent_id: str = ""
     heartbeat_ns: int = 0
+    may_begin_anew: bool = False
 
 
 NOT_READ = -2

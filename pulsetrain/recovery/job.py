@@ -11,6 +11,7 @@ from pulsetrain.protocol.messages import FirstStep, Heartbeat, Hello, Leaving, R
 from pulsetrain.recovery import (
     actions,
     arithmetic_checks,
+    begun_anew,
     device_resizing,
     elasticity,
     faults,
@@ -247,6 +248,7 @@ class Job:
                 self._lose(node, reason)
         if state.works_without_steps() or state.adopted_under_way():
             state.under_way()
+        begun_anew.look(state, self._loop)
         state.rate.note(state.last_step, now_s)
         state.note_time()
         moving.look(state, self._loop)

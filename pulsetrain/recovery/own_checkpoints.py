@@ -22,8 +22,8 @@ MAX_FILES = 64  # files that one launch tells its ranks
 class JobCheckpoint:
     """One checkpoint of the script's own. `bytes` and `files` are those of all `ranks` that wrote it.
 
-    `complete`: every rank that usually writes has written it. `ignored`: the script is known not to go on from
-    its checkpoints.
+    `complete`: every rank that usually writes has written it. `ignored`: the script is known not to go on
+    from its checkpoints.
     """
 
     attempt: int
@@ -112,8 +112,14 @@ class OwnCheckpoints:
         first = min(self._written, default=None)
         if first is not None and first[0] < attempt and first[1] == resumed_step:
             self._passed.add(first)
-        if any(key[0] < attempt and self._complete(key) for key in self._written):
+        if self.newest_before(attempt) is not None:
             self.ignored = resumed_step < 0
+
+    def newest_before(self, attempt: int) -> JobCheckpoint | None:
+        """Return the newest complete one of earlier attempts, None for none."""
+        keys = sorted((key for key in self._written if key[0] < attempt), reverse=True)
+        complete = next((key for key in keys if self._complete(key)), None)
+        return self._of(complete, complete=True) if complete is not None else None
 
     def newest(self) -> JobCheckpoint | None:
         """Return the newest complete one, else the newest, None for none."""

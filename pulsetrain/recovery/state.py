@@ -25,7 +25,7 @@ from pulsetrain.recovery.memory import Memory, NodeMemory, SizeMemory, WorldMemo
 from pulsetrain.recovery.move_request import Move
 from pulsetrain.recovery.new_share import NewShare
 from pulsetrain.recovery.nodes import Node, NodeState
-from pulsetrain.recovery.own_checkpoints import OwnCheckpoints
+from pulsetrain.recovery.own_checkpoints import JobCheckpoint, OwnCheckpoints
 from pulsetrain.recovery.policy import EvictionBudget, Policy
 from pulsetrain.recovery.pool.config import PoolConfig
 from pulsetrain.recovery.record import Fault, Recovery, RecoveryDetail
@@ -112,6 +112,7 @@ class JobState:
         self.links = LinkSuspicions()
         self.arithmetic = ArithmeticSuspicions()
         self.own_checkpoints = OwnCheckpoints()
+        self.left_behind: JobCheckpoint | None = None  # one that the attempt which has just begun ignores
         self.instrumentation = Instrumentation()
         self.rate = StepRate()
         self.time = TimeBook(self.phase_since_ns)
@@ -342,8 +343,11 @@ class JobState:
             ranks=self.members.world_size,
             nodes=[member.node for member in self.members.world],
         )
+        wanted = self.recovery.lose_progress or self.recovery.fault.actor not in ("controller", "pool")
         self.recovery = None
         self._redone_at = max(self._redone_at, detail["from_step"])
+        if detail["resumed_step"] < 0 and not wanted:
+            self.left_behind = self.own_checkpoints.newest_before(self.attempt.number)
         self.own_checkpoints.started(self.attempt.number, detail["resumed_step"])
         self.history.append(detail)
         self.write("recovery", detail, node=detail["node"], rank=detail["rank"])

@@ -107,6 +107,7 @@ def test_torchruns_variables_are_taken_and_flags_go_before_them(parse):
     options, notes = parse("--hub", "http://h:1", "--max-restarts", "1", "train.py")
     node = options.node
     assert (node.nnodes, node.nproc_per_node, node.max_restarts, node.job) == (2, 3, 1, "gpt")
+    assert node.may_begin_anew
     assert notes == []
     assert parse("--nnodes", "4", "--hub", "http://h:1", "train.py")[0].node.nnodes == 4
 
@@ -114,6 +115,11 @@ def test_torchruns_variables_are_taken_and_flags_go_before_them(parse):
 @pytest.mark.usefixtures("pet")
 def test_torchruns_variables_go_before_slurm(parse):
     assert parse("--hub", "http://h:1", "train.py", environ=SLURM)[0].node.nnodes == 2
+
+
+def test_restarts_that_nobody_asked_for_do_not_let_a_script_begin_anew(parse):
+    options, _ = parse("--hub", "http://h:1", "train.py")
+    assert (options.node.max_restarts, options.node.may_begin_anew) == (3, False)
 
 
 def test_variables_of_switches_are_taken(parse, monkeypatch):

@@ -178,6 +178,7 @@ class FakeAgent:
         self.replay_fails_with, self.waits_in_replay, self.waiting = frozenset(), frozenset(), None
         self.deaf = self.full = False
         self.stepless, self.worked = stepless, 0
+        self.reads_step = -1  # of the checkpoint that the script reads by itself when it starts
         self.commands = []
         self.steps = {}
         self.held = ()
@@ -276,7 +277,12 @@ class FakeAgent:
         if isinstance(command, Start) and not (self.stepless or error or broken):
             self.complete(command.restore_step + 1)
             report = FirstStep(
-                node=self.hello.node, ts_ns=0, attempt=self.attempt, step=0, stages_ns={"init": 5}
+                node=self.hello.node,
+                ts_ns=0,
+                attempt=self.attempt,
+                step=0,
+                stages_ns={"init": 5},
+                resumed_step=self.reads_step,
             )
             self.controller.received(self.node, report)
 
@@ -429,6 +435,7 @@ class Fleet:
         tier="standard",
         devices=0,
         replays="own",
+        may_begin_anew=False,
         **agent,
     ):
         hello = Hello(
@@ -454,6 +461,7 @@ class Fleet:
             standby=standby,
             devices=devices,
             replays=replays,
+            may_begin_anew=may_begin_anew,
         )
         joined = FakeAgent(self.controller, hello, **agent)
         joined.peers = self.agents

@@ -71,6 +71,7 @@ class NodeIdentity:
     switch: str = ""
     devices: int = 0
     tier: str = "standard"
+    may_begin_anew: bool = False
 
 
 def torchrun_environment(rank: int, world_size: int, nproc: int, store: tuple[str, int]) -> dict[str, str]:

@@ -1,0 +1,81 @@
+"""A script that does not go on from its checkpoint is ended before it writes over it, as under torchrun."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pulsetrain.protocol.messages import OwnCheckpoint
+from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.transitions import Phase
+from tests.recovery.fakes import Fleet
+
+
+def run(scenario):
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+async def job_with_a_checkpoint(policy=None, **agent):
+    """A job at step 12 whose script has written its checkpoint of step 9."""
+    fleet = Fleet("ab", policy=policy or Policy(), **agent)
+    await fleet.form()
+    for step, at in ((4, 6), (9, 12)):
+        fleet.agents["a"].writes(OwnCheckpoint(step=step, bytes=7, path="/c/ckpt.pt", written_ns=step))
+        for each in fleet.agents.values():
+            each.held, each.steps = (), dict.fromkeys(each.steps, at)
+            each.send_heartbeat()
+        await fleet.settle(0.25)
+    return fleet
+
+
+async def fails(fleet):
+    fleet.agents["b"].rank_exits(3, 1)
+    await fleet.wait_for_launch()
+    await fleet.settle(0.25)
+
+
+def test_it_ends_once_it_is_seen_to_begin_anew_and_says_what_to_do():
+    async def scenario():
+        fleet = await job_with_a_checkpoint()
+        await fails(fleet)
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.FAILED, 1)
+        assert "ended with exit code 1; training began anew" in fleet.job.failure
+        assert "/c/ckpt.pt of step 9" in fleet.job.failure
+        assert "--max-restarts" in fleet.job.failure
+
+    run(scenario)
+
+
+def test_a_script_that_reads_it_goes_on():
+    async def scenario():
+        fleet = await job_with_a_checkpoint()
+        for agent in fleet.agents.values():
+            agent.reads_step = 9
+        await fails(fleet)
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 1)
+
+    run(scenario)
+
+
+def test_who_asks_for_restarts_gets_them_and_is_told():
+    async def scenario():
+        fleet = await job_with_a_checkpoint(may_begin_anew=True)
+        await fails(fleet)
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 1)
+        assert fleet.journal.last("began_anew")["detail"] == {
+            "path": "/c/ckpt.pt", "step": 9, "attempt": 0, "ended": False,
+        }  # fmt: skip
+
+    run(scenario)
+
+
+def test_a_job_that_has_no_checkpoint_begins_anew():
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        for agent in fleet.agents.values():
+            agent.held = ()
+            agent.send_heartbeat()
+        await fails(fleet)
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 1)
+
+    run(scenario)
