@@ -21,6 +21,7 @@ from pulsetrain.recovery.saves import (
     end_saves,
     has_checkpointer,
     is_writing,
+    proven_without,
     restorable_without,
     saves_every_step,
 )
@@ -40,6 +41,9 @@ SHARDS_GONE = (
     "saved a part whose place in the whole is known"
 )
 NOTHING_SAVED = "it has no checkpoint, so that all its steps would be lost"
+NOT_PROVEN = (
+    "it is not known whether its script goes on from its checkpoint, so that all its steps may be lost"
+)
 
 
 class Loop(Protocol):
@@ -271,7 +275,7 @@ def look(job: JobState, loop: Loop) -> None:
         return
     if resizing.acted_in == job.attempt.number or _refused(job, size):
         return
-    if _may_grow(job):
+    if _may_change(job, size):
         resizing.acted_in = job.attempt.number
         now_ns = job.now_ns()
         if size < resizing.size:
@@ -298,20 +302,24 @@ def _forget(job: JobState) -> None:
     job.resizing.asked_in = None
 
 
-def _may_grow(job: JobState) -> bool:
-    """Whether the step is saved that was waited for. The first call asks for it."""
+def _may_change(job: JobState, size: int) -> bool:
+    """Whether the step is saved that was waited for. The first call asks for it.
+
+    A job that grows never does steps again for that. To shrink, it waits for some time.
+    """
     resizing, now_s = job.resizing, job.services.clock.monotonic_s()
     if resizing.asked_in != job.attempt.number:
         resizing.asked_in, resizing.asked_s = job.attempt.number, now_s
         resizing.newer_than = job.last_step
         if has_checkpointer(job) and not saves_every_step(job):
             resizing.newer_than = ask_for_saves(job)
-    saved = restorable_without(job, "")
+    grows = size > resizing.size
+    saved = proven_without(job, "") if grows else restorable_without(job, "")
     if saved < 0:
-        resizing.why_not = NOTHING_SAVED
+        resizing.why_not = NOT_PROVEN if restorable_without(job, "") >= 0 else NOTHING_SAVED
         return False
     resizing.why_not = ""
     waited_s, patience_s = now_s - resizing.asked_s, job.services.policy.checkpoint_patience_s
     if is_writing(job) and waited_s < patience_s + TORN_S:
         return False
-    return saved >= resizing.newer_than or waited_s >= patience_s
+    return saved >= resizing.newer_than or (waited_s >= patience_s and not grows)

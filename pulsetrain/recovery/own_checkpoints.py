@@ -60,11 +60,11 @@ class OwnCheckpoints:
     """All that one job's script has written. Kept over its attempts.
 
     `ignored`: a restarted attempt began anew although a checkpoint was there. So the script does not resume
-    by itself.
+    by itself. `proven`: one went on from it.
     """
 
     def __init__(self) -> None:
-        self.ignored = False
+        self.ignored = self.proven = False
         self._written: dict[tuple[int, int], dict[int, OwnCheckpoint]] = {}  # by (attempt, step), then rank
         self._passed: set[tuple[int, int]] = set()
         self._ranks: dict[int, set[int]] = {}  # ranks that were heard, by attempt
@@ -113,7 +113,7 @@ class OwnCheckpoints:
         if first is not None and first[0] < attempt and first[1] == resumed_step:
             self._passed.add(first)
         if self.newest_before(attempt) is not None:
-            self.ignored = resumed_step < 0
+            self.ignored, self.proven = resumed_step < 0, resumed_step >= 0
 
     def newest_before(self, attempt: int) -> JobCheckpoint | None:
         """Return the newest complete one of earlier attempts, None for none."""

@@ -18,6 +18,7 @@ from pulsetrain.recovery.saves import (
     end_saves,
     has_checkpointer,
     is_writing,
+    proven_without,
     restorable_without,
 )
 from pulsetrain.recovery.state import JobState
@@ -107,7 +108,9 @@ def _held_back(job: JobState, verdict: HardwareVerdict) -> str:
     if wait is None:
         wait = job.hardware.waiting[verdict.node] = CheckpointWait(since_s=now_s, newer_than=job.last_step)
         ask_for_saves(job)
-    newest = restorable_without(job, verdict.node)
+    newest = proven_without(job, verdict.node)
+    if newest < 0 <= restorable_without(job, verdict.node):
+        return "it is not known whether the script goes on from its checkpoint: the node trains on"
     if is_writing(job):
         return "it waits until the script has written its checkpoint"
     if newest >= wait.newer_than:

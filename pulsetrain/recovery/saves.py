@@ -23,8 +23,20 @@ def restorable_without(job: JobState, node: str) -> int:
     With "" for `node`, the newest step that it could go on from as it is. Who takes over the ranks changes
     where they restore from, not the step.
     """
-    plan = job.members.plan_restore(job.members.world, job.restarts.unrestorable, without=node)
-    return max(plan.step, job.own_checkpoints.resumable_step())
+    return max(_planned_without(job, node), job.own_checkpoints.resumable_step())
+
+
+def proven_without(job: JobState, node: str) -> int:
+    """The same for who stops a job that trains well. That the script reads its own checkpoint must be known.
+
+    What it does after a restart shows that. Until then a stop may cost all steps.
+    """
+    own = job.own_checkpoints
+    return max(_planned_without(job, node), own.resumable_step() if own.proven else -1)
+
+
+def _planned_without(job: JobState, node: str) -> int:
+    return job.members.plan_restore(job.members.world, job.restarts.unrestorable, without=node).step
 
 
 def is_saving(job: JobState) -> bool:

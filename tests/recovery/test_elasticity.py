@@ -3,7 +3,7 @@
 import pytest
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.protocol.messages import Held, SaveFrom, SelfCheck, Start, Stop
+from pulsetrain.protocol.messages import Held, OwnCheckpoint, SaveFrom, SelfCheck, Start, Stop
 from pulsetrain.recovery import actions
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.resizing_view import resizing_row
@@ -532,6 +532,56 @@ def test_a_job_without_a_checkpoint_never_stops_to_grow():
             await later(fleet, 30)
         assert len(fleet.of("a", Stop)) == stops
         assert "no checkpoint" in resizing_row(fleet.job)["why_not"]
+
+    run(scenario)
+
+
+def test_a_job_grows_at_a_newer_step_only_however_long_that_takes():
+    async def scenario():
+        fleet = await shrunk()
+        saved(fleet, 15)
+        fleet.agents["a"].steps = dict.fromkeys(fleet.agents["a"].steps, 4000)
+        fleet.agents["a"].send_heartbeat()
+        fleet.agents["b"] = fleet.join("b", pid=77)
+        await fleet.settle(0.1)
+        stops = len(fleet.of("a", Stop))
+        for _ in range(20):
+            await later(fleet, 30)
+        assert len(fleet.of("a", Stop)) == stops
+        saved(fleet, 4100)
+        await fleet.settle(0.1)
+        await fleet.settle(0.0)
+        assert nodes_of(fleet) == ["a", "b"]
+
+    run(scenario)
+
+
+def test_a_job_does_not_grow_before_its_script_has_gone_on_from_its_own_checkpoint_once():
+    async def scenario():
+        fleet = fleet_of("ab")
+        await fleet.form()
+        own = fleet.controller.jobs["j"]._state.own_checkpoints
+        await lose(fleet, "b")
+        await fleet.settle(3.0)
+        agent = fleet.agents["a"]
+
+        async def writes(step):
+            agent.writes(OwnCheckpoint(step=step, bytes=7, path="/c/ckpt.pt", written_ns=step))
+            agent.held, agent.steps = (), dict.fromkeys(agent.steps, step + 2)
+            agent.send_heartbeat()
+            await later(fleet, 30)
+
+        await writes(4)
+        fleet.agents["b"] = fleet.join("b", pid=77)
+        stops = len(fleet.of("a", Stop))
+        for step in (10, 20, 30):
+            await writes(step)
+        assert len(fleet.of("a", Stop)) == stops
+        assert "not known whether its script" in resizing_row(fleet.job)["why_not"]
+        own.started(own.newest().attempt + 1, resumed_step=30)
+        await writes(40)
+        await later(fleet, 5)
+        assert len(fleet.of("a", Stop)) > stops
 
     run(scenario)
 
