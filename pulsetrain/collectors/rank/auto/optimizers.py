@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +15,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from pulsetrain.collectors.rank.auto import sizes, untraced, updates
 from pulsetrain.collectors.rank.auto.context import Auto
+from pulsetrain.collectors.rank.auto.wrapping import wrap
 from pulsetrain.collectors.rank.numbers import Number
+
+STATE_DICT = "torch.distributed.checkpoint.state_dict"
 
 
 def install(auto: Auto) -> None:
@@ -20,8 +26,24 @@ def install(auto: Auto) -> None:
     watch = OptimizerWatch(auto)
     register_optimizer_step_pre_hook(watch.before)
     register_optimizer_step_post_hook(watch.after)
+    auto.imports.when_imported(
+        STATE_DICT, lambda module: wrap(module, "_init_optim_state", watch.fills_state)
+    )
     scaler = torch.amp.grad_scaler.GradScaler
     scaler.step = watched_step(scaler.step, auto)  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Filling:
+    """One call that gives an optimizer its state: no update."""
+
+    span: AbstractContextManager[None]
+
+    def returned(self, result: object) -> None:
+        """It needs nothing."""
+
+    def raised(self) -> None:
+        """It needs nothing."""
 
 
 class OptimizerWatch:
@@ -30,12 +52,25 @@ class OptimizerWatch:
     def __init__(self, auto: Auto) -> None:
         self._auto = auto
         self._known: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._fills_state = False
+
+    def fills_state(self, _args: tuple[object, ...], _kwargs: Mapping[str, object]) -> _Filling:
+        """torch makes an optimizer step without gradients or rates, so that there is state to load into."""
+        return _Filling(span=self._filling())
+
+    @contextlib.contextmanager
+    def _filling(self) -> Iterator[None]:
+        self._fills_state = True
+        try:
+            yield
+        finally:
+            self._fills_state = False
 
     @untraced.hook
     def before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """torch's hook before a step."""
         loop = self._auto.loop
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self._fills_state:
             return
         if not loop.listens:
             self._note_engine(optimizer)
@@ -51,7 +86,7 @@ class OptimizerWatch:
     def after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """torch's hook after a step."""
         loop = self._auto.loop
-        if torch.compiler.is_compiling() or not loop.listens:
+        if torch.compiler.is_compiling() or self._fills_state or not loop.listens:
             return
         try:
             loop.end_optimizer(id(optimizer), self._look(optimizer))

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint import state_dict
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import dataloader
 
@@ -25,6 +26,7 @@ def auto(monkeypatch, watched: Watched) -> Iterator[Auto]:
         (scaler, "step"),
         (nn.Module, "train"),
         (dataloader._BaseDataLoaderIter, "__next__"),
+        (state_dict, "_init_optim_state"),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))
     for hooks in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"):

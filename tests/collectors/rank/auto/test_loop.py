@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -598,6 +599,26 @@ def test_results_are_the_same_bits_as_without(auto):
         return model.head.weight
 
     assert torch.equal(train(True), train(False))
+
+
+def test_a_state_that_torch_fills_in_to_load_another_is_no_step(watched, auto, model, optimizer):
+    for _ in range(100):
+        model.zero_grad()
+        loss_of(model, TOKENS).backward()
+        optimizer.step()
+    auto.loop.finish()
+    watched.reader.drain()
+    saved = get_optimizer_state_dict(model, optimizer)
+    auto.loop.begin_again()
+    fresh = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    set_optimizer_state_dict(model, fresh, saved)
+    assert fresh.param_groups[0]["lr"] == 1e-2
+    for _ in range(3):
+        model.zero_grad()
+        loss_of(model, TOKENS).backward()
+        fresh.step()
+    assert [step for step, _, _ in steps(watched, auto)] == [100, 101, 102]
+    assert watched.errors == 0
 
 
 def test_another_thread_and_a_forked_child_are_not_watched(watched, auto, model, optimizer):
