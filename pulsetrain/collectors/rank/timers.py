@@ -208,10 +208,14 @@ class DevicePhase(Phase):
 def device_timer(state: RankState) -> DeviceTimer | None:
     """Return a timer for the process's CUDA device, or None while the process has not touched one.
 
-    Never initialises CUDA. A process that does not use its device is timed by the host's clock.
+    Never initialises CUDA. A process that does not use its device is timed by the host's clock. So is one
+    that works on another device than its thread's present one, because it never called `set_device`. An event
+    would take some hundred megabytes of the present one, which other ranks may need, and time nothing.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
+        return None
+    if not torch._C._cuda_hasPrimaryContext(torch.cuda.current_device()):
         return None
     return DeviceTimer(
         state,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -11,7 +13,14 @@ from hypothesis import strategies as st
 
 from pulsetrain.collectors.rank.phases import RankState
 from pulsetrain.collectors.rank.ring import RingWriter, create_ring
-from pulsetrain.collectors.rank.timers import MAX_PENDING, DeviceClock, DevicePhase, DeviceTimer, EventPool
+from pulsetrain.collectors.rank.timers import (
+    MAX_PENDING,
+    DeviceClock,
+    DevicePhase,
+    DeviceTimer,
+    EventPool,
+    device_timer,
+)
 from pulsetrain.collectors.reading.ring_reader import RingReader
 
 MS = 1_000_000
@@ -97,6 +106,27 @@ def test_phases_are_timed_after_the_script_has_gone_to_another_device(monkeypatc
                 pass
     assert watched.durations() == [7 * MS] * 6
     assert watched.reader.status().errors == 0
+
+
+@pytest.mark.parametrize(("used", "timed"), [({1}, False), ({0, 1}, True)])
+def test_no_event_is_recorded_on_a_device_that_the_script_does_not_use(monkeypatch, used, timed):
+    """A script that never calls `set_device` works on device 1, and its thread's present device is 0."""
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        current_device=lambda: 0,
+        is_current_stream_capturing=lambda: False,
+        Event=None,
+    )
+    torch = SimpleNamespace(
+        cuda=cuda, _C=SimpleNamespace(_cuda_hasPrimaryContext=lambda device: device in used)
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    ring = create_ring(0)
+    try:
+        state = RankState(RingWriter(ring))
+        assert (device_timer(state) is not None) == timed
+    finally:
+        os.close(ring)
 
 
 def test_inside_the_capture_of_a_graph_no_event_is_asked():
