@@ -62,14 +62,18 @@ class ImportWatch(importlib.abc.MetaPathFinder):
         return None
 
     def _call_behind(self, spec: ModuleSpec) -> None:
-        """Shadow the loader's `exec_module` on this one instance. Its class and identity stay as they are."""
+        """Shadow the loader's `exec_module` on this one instance. Its class and identity stay as they are.
+
+        An archive has one loader for all of its modules.
+        """
         try:
             loader = spec.loader
             execute = loader.exec_module  # type: ignore[union-attr]  # one without it is a fault that we count
 
             def executed(module: ModuleType) -> None:
                 execute(module)
-                self._imported(spec.name)
+                if module.__name__ == spec.name:
+                    self._imported(spec.name)
 
             loader.exec_module = executed  # type: ignore[method-assign, union-attr]
         except Exception:  # noqa: BLE001 - a loader of another make loads its module unseen

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import zipfile
 
 import pytest
 
@@ -96,4 +97,17 @@ def test_two_that_ask_all_other_finders_do_not_ask_each_other_for_ever(watch):
         one.when_imported("later_twice", lambda module: seen.append(module.__name__))
     importlib.import_module("later_twice")
     assert seen == ["later_twice", "later_twice"]
+    assert watch.faults == []
+
+
+def test_a_module_of_an_archive_is_told_once_it_has_run_and_no_earlier(watch, monkeypatch):
+    archive = watch.folder / "later.zip"
+    with zipfile.ZipFile(archive, "w") as written:
+        written.writestr("later/__init__.py", "from later import part\nready = True\n")
+        written.writestr("later/part.py", "")
+    monkeypatch.syspath_prepend(archive)
+    seen = []
+    watch.when_imported("later", lambda module: seen.append(hasattr(module, "ready")))
+    importlib.import_module("later")
+    assert seen == [True]
     assert watch.faults == []
