@@ -36,7 +36,7 @@ from pulsetrain.checkpoint.storage.shards import readers
 from pulsetrain.checkpoint.storage.tensor_index import TensorIndex
 from pulsetrain.core.errors import CheckpointError
 from pulsetrain.core.progress import progress
-from pulsetrain.elastic.element_types import keep_types
+from pulsetrain.elastic.element_types import keep_types, settings_like
 from pulsetrain.elastic.saved_optimizer import SavedOptimizer
 
 _WHOLE_OBJECTS = (torch.nn.Module, torch.optim.Optimizer, torch.Tensor)
@@ -265,7 +265,7 @@ def _load_optimizer(
         if name in saved.state
     }
     others = {name: with_tensors(one, like_live(index, {})) for name, one in saved.others.items()}
-    groups = _settings(key, optimizer, saved.groups)
+    groups = _settings(key, optimizer, with_tensors(saved.groups, like_live(index, {})))
     optimizer.load_state_dict({"state": {**loaded, **others}, "param_groups": groups})
     keep_types(optimizer, parameters, loaded)
 
@@ -296,4 +296,5 @@ def _settings(
     live = optimizer.state_dict()["param_groups"]
     if len(saved) != len(live):
         raise CheckpointError(f"{key}: saved with {len(saved)} parameter groups, has {len(live)}")
-    return [{**group, **old, "params": group["params"]} for group, old in zip(live, saved, strict=True)]
+    both = zip(live, saved, strict=True)
+    return [{**group, **settings_like(group, old), "params": group["params"]} for group, old in both]

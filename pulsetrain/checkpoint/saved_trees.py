@@ -78,7 +78,8 @@ class SavedTrees:
         if not isinstance(entry, Mapping) or not {"state", "param_groups"} <= entry.keys():
             return _below(key, entry)
         found = self.optimizer(key)
-        return dataclasses.replace(found, state=_below(key, found.state), others=_below(key, found.others))
+        state, others, groups = (_below(key, part) for part in (found.state, found.others, found.groups))
+        return dataclasses.replace(found, state=state, others=others, groups=groups)
 
 
 def _named(layout: Layout, values: Sequence[Plain]) -> dict[str, Nested]:

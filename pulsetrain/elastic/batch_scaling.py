@@ -63,25 +63,35 @@ def scale_learning_rates(optimizer: HasGroups, factor: float, *schedules: object
     if not factor > 0:
         raise UsageError(f"learning rate factor {factor}: allowed: above 0")
     ratios = [factor / group.get(_FACTOR, 1.0) for group in optimizer.param_groups]
+    done: set[int] = set()
     for group, ratio in zip(optimizer.param_groups, ratios, strict=True):
         group[_FACTOR] = factor
         for name in _OF_GROUP:
             if name in group:
-                group[name] = _scaled(group[name], ratio)
+                group[name] = _scaled(group[name], ratio, done)
     for schedule in schedules:
-        _scale_schedule(schedule, ratios)
+        _scale_schedule(schedule, ratios, done)
 
 
-def _scale_schedule(schedule: object, ratios: list[float]) -> None:
+def _scale_schedule(schedule: object, ratios: list[float], done: set[int]) -> None:
     """Scale what it keeps for each parameter group, and those of the schedules that it is made of."""
     for name in _OF_SCHEDULE:
         rates = getattr(schedule, name, None)
         if isinstance(rates, list):
-            setattr(schedule, name, [rate * ratio for rate, ratio in zip(rates, ratios, strict=True)])
+            both = zip(rates, ratios, strict=True)
+            setattr(schedule, name, [rate if id(rate) in done else rate * ratio for rate, ratio in both])
     for inner in getattr(schedule, "_schedulers", ()):
-        _scale_schedule(inner, ratios)
+        _scale_schedule(inner, ratios, done)
 
 
-def _scaled(rate: Any, ratio: float) -> Any:
-    """A rate that is a tensor stays the same one: a captured graph reads it."""
-    return rate.mul_(ratio) if hasattr(rate, "mul_") else rate * ratio
+def _scaled(rate: Any, ratio: float, done: set[int]) -> Any:
+    """A rate that is a tensor stays the same one: a captured graph reads it.
+
+    Parameter groups and schedules may share it. `done` are those that were scaled, by `id`.
+    """
+    if not hasattr(rate, "mul_"):
+        return rate * ratio
+    if id(rate) not in done:
+        done.add(id(rate))
+        rate.mul_(ratio)
+    return rate

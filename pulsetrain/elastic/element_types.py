@@ -32,3 +32,13 @@ def _typed(live: Any, saved: Any) -> Any:
     if type(saved) in (list, tuple):
         return type(saved)(_typed(a, b) for a, b in zip(live, saved, strict=True))
     return live
+
+
+def settings_like(live: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Saved settings of a parameter group. Those that are tensors are where the live ones are."""
+    return {
+        name: value.to(live[name].device)
+        if isinstance(value, torch.Tensor) and isinstance(live.get(name), torch.Tensor)
+        else value
+        for name, value in saved.items()
+    }

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from pulsetrain.core.errors import CheckpointError, UsageError
-from pulsetrain.elastic.element_types import keep_types
+from pulsetrain.elastic.element_types import keep_types, settings_like
 from pulsetrain.elastic.gradient_sync import ParameterLayout
 from pulsetrain.elastic.saved_optimizer import SavedOptimizer, TensorName
 
@@ -185,7 +185,7 @@ class SplitOptimizer:
             for number, name in enumerate(self._names)
             if name in saved.state
         }
-        self._take(state, saved.groups)
+        self._take(state, _settings(kinds, read, saved.groups))
 
     def _read(self, number: int, kinds: Mapping[str, Kind], read: Read, saved: Any) -> Any:
         """State of one parameter, with its tensors where their names are."""
@@ -223,7 +223,7 @@ class SplitOptimizer:
         if len(live) != len(saved_groups):
             raise CheckpointError(f"saved with {len(saved_groups)} parameter groups, has {len(live)}")
         both = zip(live, saved_groups, strict=True)
-        groups = [{**now, **old, "params": now["params"]} for now, old in both]
+        groups = [{**now, **settings_like(now, old), "params": now["params"]} for now, old in both]
         self._optimizer.load_state_dict({"state": dict(state), "param_groups": groups})
         keep_types(self._optimizer, self._parameters, state)
 
@@ -238,6 +238,19 @@ def split_state(
     """
     splits = _Splits(layouts, local_rank)
     return {"model": SplitParameters(splits), "optimizer": SplitOptimizer(optimizer, splits)}
+
+
+def _settings(kinds: Mapping[str, Kind], read: Read, saved: Any) -> Any:
+    """Settings of parameter groups, with whole tensors where their names are, such as a learning rate."""
+    if isinstance(saved, TensorName):
+        tensor = torch.empty(kinds[saved].shape, dtype=getattr(torch, kinds[saved].dtype))
+        read(saved, tensor)
+        return tensor
+    if isinstance(saved, Mapping):
+        return {key: _settings(kinds, read, value) for key, value in saved.items()}
+    if isinstance(saved, list | tuple):
+        return type(saved)(_settings(kinds, read, value) for value in saved)
+    return saved
 
 
 def _leaves(value: object) -> list[torch.Tensor]:

@@ -224,6 +224,24 @@ def test_numbers_and_nested_state_of_an_optimizer_come_back_from_whichever_rank_
         assert torch.equal(second, expected[name]["factors"][1][0])
 
 
+def test_a_learning_rate_that_is_a_tensor_comes_back_as_one(tmp_path):
+    def trained(lr):
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(lr))
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        return {"model": model, "optimizer": optimizer}
+
+    commit_states(tmp_path, {0: trained(0.25)})
+    live = trained(0.5)
+    load_resharded(str(tmp_path), "j", live)
+    (group,) = live["optimizer"].param_groups
+    assert isinstance(group["lr"], torch.Tensor)
+    assert float(group["lr"]) == 0.25
+    live["optimizer"].step()
+
+
 def test_tensors_of_objects_and_numbers_come_back_with_what_they_were(tmp_path):
     saved = stage("a")
     ema = Ema(saved["model"])

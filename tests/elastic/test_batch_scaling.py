@@ -90,6 +90,13 @@ def test_a_rate_that_is_a_tensor_stays_the_same_one():
     assert live.item() == 1.0
 
 
+def test_a_tensor_that_groups_share_is_scaled_once():
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))]} for _ in range(2)]
+    optimizer = torch.optim.AdamW(groups, lr=torch.tensor(2.0))
+    scale_learning_rates(optimizer, 0.5)
+    assert [float(group["lr"]) for group in optimizer.param_groups] == [1.0, 1.0]
+
+
 def test_what_does_not_fit_is_one_line():
     with pytest.raises(UsageError, match="learning rate factor 0: allowed: above 0"):
         scale_learning_rates(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]), 0)

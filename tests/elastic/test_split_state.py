@@ -206,6 +206,18 @@ def test_numbers_and_lists_of_an_optimizer_come_back_too():
     assert optimizer.state[parameter]["factors"][0].tolist() == [5.0, 5.0]
 
 
+def test_a_learning_rate_that_is_a_tensor_comes_back_as_one_at_other_degrees():
+    ranks = trained((4, 4))
+    for rank in ranks:
+        rank.optimizer.param_groups[0]["lr"] = torch.tensor(0.25)
+    saved, live = Saved(ranks), world((4, 3), seed=9.0)[0]
+    load_state(saved, live.state, saved.trees)
+    rate = live.optimizer.param_groups[0]["lr"]
+    assert isinstance(rate, torch.Tensor)
+    assert float(rate) == 0.25
+    live.step()
+
+
 @pytest.mark.parametrize("by_itself", [True, False])
 def test_state_keeps_more_digits_than_its_parameter(by_itself):
     def job():
