@@ -295,22 +295,38 @@ def check_tier(said: str, of_job: str, node: str) -> None:
 
 
 def look(job: JobState, loop: Loop) -> None:
-    """Stop a job that is to go on with other nodes, once its step is saved."""
-    share = job.new_share
+    """Stop a job that is to go on with other nodes, once its step is saved.
+
+    Where nodes are lost meanwhile, the pool decides anew.
+    """
+    share, members = job.new_share, job.members
     if share is None:
         return
-    if share.acted_in is not None:
-        if share.acted_in != job.attempt.number:
-            job.new_share = None
-            end_saves(job)
+    if job.phase is Phase.WAITING or share.acted_in not in (None, job.attempt.number):
+        _drop(job)
+    elif share.acted_in is not None or job.phase is not Phase.RUNNING:
         return
-    if job.phase is Phase.RUNNING and frozenset(m.node for m in job.members.world) == job.members.allowed:
-        job.new_share = None  # a recovery came first, and took it up
-        end_saves(job)
-    elif job.phase is Phase.RUNNING and job.move is None and _saved(job, share):
+    elif _has_lost(job):
+        members.allowed = frozenset(member.node for member in members.world)
+        _drop(job)
+    elif frozenset(member.node for member in members.world) == members.allowed:
+        _drop(job)  # a recovery came first, and took it up
+    elif job.move is None and _saved(job, share):
         share.acted_in = job.attempt.number
         _change_size(job)
         loop.report(faults.shared(share.reason, job.attempt.number, job.now_ns()))
+
+
+def _drop(job: JobState) -> None:
+    job.new_share = None
+    end_saves(job)
+
+
+def _has_lost(job: JobState) -> bool:
+    """Whether a node that the job was given, and does not run on yet, is gone."""
+    new = (job.members.allowed or frozenset()) - {member.node for member in job.members.world}
+    nodes = [job.members.nodes.get(name) for name in new]
+    return any(node is None or node.state in GONE for node in nodes)
 
 
 def take_up(job: JobState) -> bool:
@@ -333,6 +349,7 @@ def _change_size(job: JobState) -> None:
 
 
 def _saved(job: JobState, share: NewShare) -> bool:
+    """Whether the step is saved that was waited for. No steps are done again to grow."""
     if not unsaved_work.done(job):
         return True  # there is nothing to save
     if share.asked_in != job.attempt.number:
@@ -343,4 +360,5 @@ def _saved(job: JobState, share: NewShare) -> bool:
     waited_s = job.services.clock.monotonic_s() - share.asked_s
     if is_writing(job) and waited_s < share.wait_s + TORN_S:
         return False
-    return saved >= 0 and (saved >= share.newer_than or waited_s >= share.wait_s)
+    grows = len(job.members.allowed or ()) > len(job.members.world)
+    return saved >= 0 and (saved >= share.newer_than or (waited_s >= share.wait_s and not grows))

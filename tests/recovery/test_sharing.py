@@ -102,6 +102,56 @@ def test_it_starts_on_the_nodes_that_it_is_given_and_changes_over_to_others():
     run(scenario)
 
 
+async def goes_on(fleet, turns=4):
+    for _ in range(turns):
+        for agent in fleet.agents.values():
+            if agent.node.connected:
+                agent.send_heartbeat()
+        await fleet.settle(1.0)
+
+
+def test_a_new_node_that_fails_its_check_leaves_the_job_to_the_pool():
+    async def scenario():
+        fleet = await trains_on_two_nodes()
+        fleet.agents["c"].sick = True
+        fleet.share.give({"a": 1, "c": 1}, "a test", 0.0)
+        await goes_on(fleet)
+        assert fleet.job.phase is Phase.WAITING
+        assert fleet.share.settled
+        assert not fleet.share.demand(0).busy
+        fleet.share.give({"a": 1, "b": 1}, "a test", 5.0)
+        await goes_on(fleet)
+        assert (fleet.job.phase, [m.node for m in fleet.job.world]) == (Phase.RUNNING, ["a", "b"])
+
+    run(scenario)
+
+
+def test_a_node_that_is_lost_before_the_job_changes_over_leaves_it_to_the_pool():
+    async def scenario():
+        fleet = await trains_on_two_nodes()
+        fleet.share.give({"a": 1, "c": 1}, "a test", 600.0)
+        fleet.agents["a"].drop()
+        await goes_on(fleet)
+        assert fleet.job.phase is Phase.WAITING
+        assert fleet.share.settled
+
+    run(scenario)
+
+
+def test_a_new_node_that_is_lost_before_the_job_changes_over_stops_nothing():
+    async def scenario():
+        fleet = await trains_on_two_nodes()
+        fleet.share.give({"a": 1, "c": 1}, "a test", 5.0)
+        fleet.agents["c"].drop()
+        await goes_on(fleet, turns=10)
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 0)
+        assert [m.node for m in fleet.job.world] == ["a", "b"]
+        assert fleet.share.settled
+        assert fleet.share.holds() == {"a": 1, "b": 1}
+
+    run(scenario)
+
+
 def test_a_job_that_trains_alone_holds_what_it_runs_on():
     async def scenario():
         fleet = Fleet("ab")
