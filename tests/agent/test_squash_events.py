@@ -42,7 +42,7 @@ def test_a_rank_that_differs_is_told_once_and_nobody_squashes_any_more(devices):
     assert json.loads(row["detail"])["step"] == 12
     assert list(events.take(3)) == []
     assert page.words[layout.W_MASK] == 0
-    devices.begin(ranks, 1)
+    devices.begin(ranks, 1, world_size=len(ranks), program=0)
     assert page.words[layout.W_MASK] == 0, "nor in later attempts"
 
 

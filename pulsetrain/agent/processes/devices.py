@@ -48,6 +48,7 @@ class SharedDevices:
         self.number = 0
         self._lock = threading.Lock()  # each command has a thread of its own
         self._known: dict[int, Mapping[str, int]] = {}
+        self._shape = (0, 0)  # the world size and the program by which they are known
         self._placed_by: dict[int, Mapping[str, int]] = {}  # the coordinates by which ranks were placed last
         self._too_early = False  # it is not known yet who holds which shard, so that nobody squashes
 
@@ -85,10 +86,16 @@ class SharedDevices:
             self._squashes = False
             self._group((), {})
 
-    def begin(self, ranks: Sequence[SharingRank], devices: int) -> None:
-        """Ranks are about to start. Those that cannot share so few devices get one each, and start."""
+    def begin(self, ranks: Sequence[SharingRank], devices: int, *, world_size: int, program: int) -> None:
+        """Ranks are about to start. Those that cannot share so few devices get one each, and start.
+
+        They are where they were in the mesh if they have as many others and run the same `program`.
+        """
         if self.squash is not None and devices:
             self.squash.reset()
+        if self._shape != (world_size, program):
+            self._shape = (world_size, program)
+            self._known.clear()
         self._too_early = any(rank.rank not in self._known for rank in ranks)
         self._share_or_not(ranks, devices)
 

@@ -96,7 +96,12 @@ class Ranks:
         for rank in prepared:
             with contextlib.suppress(OSError):  # there is none, or the disk is away
                 rank.error_file.unlink()
-        self.devices.begin(self.all, start.devices or self._identity.devices)
+        self.devices.begin(
+            self.all,
+            start.devices or self._identity.devices,
+            world_size=start.node_count * self._identity.nproc_per_node,
+            program=start.program.number,
+        )
         if self.devices.number:
             self.drop_kept(zygote)
         self._drop_outdated(zygote, start.program.number)

@@ -16,6 +16,8 @@ from pulsetrain.collectors.reading.squash_words import SquashMemory
 from pulsetrain.core.errors import UsageError
 from tests.collectors.rank.watched import Watched
 
+WORLD = {"world_size": 4, "program": 0}
+
 
 @dataclass
 class Rank:
@@ -101,7 +103,7 @@ def squashing():
 
 def test_ranks_that_start_on_shared_devices_are_placed_by_shard_once_they_say_it(squashing):
     ranks = [Rank(n) for n in range(4)]
-    squashing.begin(ranks, 2)
+    squashing.begin(ranks, 2, **WORLD)
     squashing.look(ranks, stepped=False)
     assert masks(squashing) == [0, 0, 0, 0]
     mesh_of(ranks)
@@ -110,9 +112,34 @@ def test_ranks_that_start_on_shared_devices_are_placed_by_shard_once_they_say_it
     assert masks(squashing) == [0b0101, 0b1010, 0b0101, 0b1010]
 
 
+@pytest.mark.parametrize("change", [{"world_size": 8}, {"program": 1}])
+def test_where_ranks_were_in_another_world_or_program_says_nothing(squashing, change):
+    squashing.begin(before := [Rank(n) for n in range(4)], 2, **WORLD)
+    mesh_of(before)
+    squashing.look(before, stepped=False)
+    ranks = [Rank(n) for n in range(4)]
+    squashing.begin(ranks, 2, **{**WORLD, **change})
+    squashing.look(ranks, stepped=False)
+    assert masks(squashing) == [0, 0, 0, 0]
+    for rank in ranks:
+        rank.coordinates = {"pp": rank.rank // 2, "dp": rank.rank % 2}
+    squashing.look(ranks, stepped=False)
+    assert masks(squashing) == [0b0011, 0b0011, 0b1100, 0b1100]
+
+
+def test_ranks_that_could_not_share_are_asked_again_in_another_world(squashing):
+    squashing.begin(before := [Rank(n) for n in range(4)], 1, **WORLD)
+    mesh_of(before)
+    squashing.look(before, stepped=True)
+    assert squashing.number == 0
+    ranks = [Rank(n) for n in range(4)]
+    squashing.begin(ranks, 1, world_size=4, program=1)
+    assert squashing.number == 1
+
+
 def test_ranks_that_say_nothing_until_their_first_step_are_replicas(squashing):
     ranks = [Rank(n) for n in range(4)]
-    squashing.begin(ranks, 2)
+    squashing.begin(ranks, 2, **WORLD)
     squashing.look(ranks, stepped=True)
     assert [rank.device.device for rank in ranks] == [0, 0, 1, 1]
     assert masks(squashing) == [0b0011, 0b0011, 0b1100, 0b1100]
@@ -120,7 +147,7 @@ def test_ranks_that_say_nothing_until_their_first_step_are_replicas(squashing):
 
 def test_ranks_whose_shards_need_more_devices_get_one_each(squashing):
     ranks = [Rank(n) for n in range(4)]
-    squashing.begin(ranks, 1)
+    squashing.begin(ranks, 1, **WORLD)
     mesh_of(ranks)
     squashing.look(ranks, stepped=True)
     assert {rank.device.device for rank in ranks} == {-1}
