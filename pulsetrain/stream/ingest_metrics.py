@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from pulsetrain.records.schema import RECORDS
+
 _INSERT_SECONDS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
@@ -65,7 +67,11 @@ class IngestMetrics:
         return bytes(generate_latest(self.registry))
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
-        return Counter(f"pulsetrain_ingest_{name}", meaning, labels, registry=self.registry)
+        """A counter that is 0 for every record from the start: a rule sees no first burst otherwise."""
+        made = Counter(f"pulsetrain_ingest_{name}", meaning, labels, registry=self.registry)
+        for record in RECORDS if labels == ("record",) else ():
+            made.labels(record)
+        return made
 
     def _gauge(self, name: str, meaning: str, *labels: str) -> Gauge:
         return Gauge(f"pulsetrain_ingest_{name}", meaning, labels, registry=self.registry)

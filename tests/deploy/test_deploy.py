@@ -275,6 +275,7 @@ def test_rules_ask_for_metrics_that_exist_and_no_data_is_an_alert():
     assert all(rule["annotations"]["summary"] and rule["labels"]["severity"] for rule in each)
     exprs = {rule["alert"]: rule["expr"] for rule in each}
     assert "absent(" in exprs["PulsetrainNoData"]
+    assert exprs["PulsetrainNoData"].endswith(" and on () count(pulsetrain_job_node) > 0")
     assert exprs["PulsetrainNodeSilent"].endswith(" and on (node) pulsetrain_job_node")
 
 

@@ -41,3 +41,9 @@ def test_the_names_that_dashboards_and_alerts_rely_on_stay():
         "last_seen_timestamp_seconds",
         "insert_seconds",
     }
+
+
+def test_a_first_burst_is_seen_because_every_record_is_counted_from_nothing():
+    text = IngestMetrics().text().decode()
+    for name in ("rows", "quarantined_rows", "failed_inserts"):
+        assert f'pulsetrain_ingest_{name}_total{{record="spans"}} 0.0' in text
