@@ -31,9 +31,10 @@ from pulsetrain.recovery import (
 )
 from pulsetrain.recovery.back_off import COUNTED
 from pulsetrain.recovery.launch import launch
-from pulsetrain.recovery.nodes import GONE, Node, NodeState
+from pulsetrain.recovery.nodes import GONE, Node, NodeState, has_answered
 from pulsetrain.recovery.record import Fault, Recovery
 from pulsetrain.recovery.restarts import Restarts
+from pulsetrain.recovery.silence import Silence
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Action, Event, Phase
 
@@ -74,13 +75,23 @@ async def _stop(job: JobState, nodes: Sequence[Node], reason: str) -> list[str]:
     wake_s = job.services.policy.reply_timeout_s + job.services.policy.survivor_wake_s
 
     async def stop(node: Node) -> Reply:
-        return await job.ask(node, survivors.stop_command(job, reason), wake_s)
+        await _until_heard(job, node)
+        reply = await job.ask(node, survivors.stop_command(job, reason), wake_s)
+        job.attempt.stopped |= has_answered(reply)
+        return reply
 
-    job.attempt.stopped |= bool(nodes)
     replies = await asyncio.gather(*map(stop, nodes))
     survivors.note_parked(job, replies)
     late_ranks.note_refusals(job, replies)
     return [node.name for node, reply in zip(nodes, replies, strict=True) if reply.error]
+
+
+async def _until_heard(job: JobState, node: Node) -> None:
+    """Wait until a silent node is heard or lost. It would end its ranks once the network lets the command
+    through, though a job that was only cut off trains on."""
+    policy, clock = job.services.policy, job.services.clock
+    while Silence(job.members, policy, clock.monotonic_s()).is_silent(node) and not job.ended_by:
+        await asyncio.sleep(POLL_S)
 
 
 async def _make_sure(job: JobState, reason: str) -> None:

@@ -14,7 +14,7 @@ class Attempt:
     """One launch. `number` counts launches of the job from 0, -1 before the first one.
 
     `launched`: every node has answered the launch. `adopted`: to an earlier hub. `first_step_done`: all ranks
-    have done useful work. `stopped`: a node was told to end its ranks.
+    have done useful work. `stopped`: a node has ended its ranks when it was told to.
     `first_steps` holds the report of each node by name, `exits` the ranks that ended by themselves.
     `restore_step` is the step that it began from, -1 for none. `early_exits` are those that agents told a new
     hub before it knew who runs which rank, by rank. `program_refused` says why a node could not launch what

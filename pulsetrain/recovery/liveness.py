@@ -53,16 +53,20 @@ def overdue(
     silence = Silence(members, policy, now_s, starting=starting)
     cut_off = members.cut_off.look(nobody=launched and silence.nobody_heard, now_s=now_s)
     for node in silence.doubtful():
-        if node.state in GONE or (cut_off and node.leaving is None and _may_return(node, silence)):
+        if node.state in GONE or (cut_off and node.leaving is None and _may_return(silence)):
             continue
         reason = _overdue(node, silence, policy, now_s, running=running)
         if reason:
             yield node, reason
 
 
-def _may_return(node: Node, silence: Silence) -> bool:
-    """Whether it is too early to give up a node that went silent together with all others."""
-    return not silence.nobody_heard or not silence.is_too_long(node)
+def _may_return(silence: Silence) -> bool:
+    """Whether it is too early to give up nodes that went silent all together.
+
+    They are given up at one look, though their last heartbeats did not come at the same moment. Else the
+    first one that is lost would end the ranks of the others.
+    """
+    return not (silence.nobody_heard and silence.all_too_long)
 
 
 def _overdue(node: Node, silence: Silence, policy: Policy, now_s: float, *, running: bool) -> str:

@@ -53,6 +53,11 @@ def was_reached(reply: Reply) -> bool:
     return not reply.error.startswith((CLOSED, NOT_CONNECTED, UNCONFIRMED))
 
 
+def has_answered(reply: Reply) -> bool:
+    """Whether this came from the node, and its agent did or tried what was asked."""
+    return was_reached(reply) and not reply.error.startswith(NO_ANSWER)
+
+
 class NodeState(StrEnum):
     """What a node is to its job."""
 

@@ -60,11 +60,24 @@ class Silence:
         if self._any_heard(self._least_s):  # the first of thousands, several times a second
             return False
         active = any(node.state is NodeState.ACTIVE for node in self._members.nodes.values())
-        return active and not self._any_heard(self._limit_s)
+        return active and not self._any_heard(max(self._least_s, self._beats_s))
+
+    @cached_property
+    def all_too_long(self) -> bool:
+        """Whether every node of the world was silent for so long that it is lost whatever others do."""
+        active = [node for node in self._present if node.state is NodeState.ACTIVE and node.leaving is None]
+        return all(self.is_too_long(node) and not self._may_be_late(node) for node in active)
+
+    def is_silent(self, node: Node) -> bool:
+        """Whether less is heard of a connected node than is usual, so that a command may not reach it."""
+        return node.connected and not self._may_be_late(node)
 
     def is_too_long(self, node: Node) -> bool:
         """Whether nothing was heard of the node for so long that it is lost whatever others do."""
         return self._now_s - node.heard_s > max(self._policy.silent_node_s, self._beats_s)
+
+    def _may_be_late(self, node: Node) -> bool:
+        return node.connected and self._now_s - node.heard_s <= self._limit_s
 
     def others_move(self, node: Node) -> bool:
         """Return whether ranks of other nodes train on, so that those of this one do as well."""

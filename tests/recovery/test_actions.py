@@ -26,7 +26,7 @@ class FakeNode(Node):
         async def send(text):
             raise AssertionError(text)
 
-        super().__init__(hello(name), send, 0.0)
+        super().__init__(hello(name), send, FakeClock().monotonic_s())
         self.ok, self.commands = ok, []
 
     async def ask(self, command, timeout_s):

@@ -1,8 +1,11 @@
 """A hub that is cut off from all nodes of a job at once: nobody is given up for that too soon."""
 
+import asyncio
+
 import pytest
 
 from pulsetrain.protocol.messages import Stop
+from pulsetrain.recovery.actions import POLL_S
 from pulsetrain.recovery.cut_off import BACK_GRACE_S, CutOff
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.transitions import Phase
@@ -99,5 +102,67 @@ def test_a_node_that_stays_away_longer_than_the_others_is_lost():
             fleet.agents["a"].send_heartbeat()
             await fleet.settle(0.5)
         assert fleet.node("b").state is NodeState.LOST
+
+    run(scenario)
+
+
+async def _silent(nodes, seconds):
+    """Nothing comes from the nodes of a job any more, though no connection closes. Their beats were apart."""
+    fleet = Fleet(nodes)
+    await fleet.form()
+    for name in nodes:
+        fleet.agents[name].send_heartbeat()
+        await fleet.settle(0.5)
+    for _ in range(int(seconds * 4)):
+        await fleet.settle(0.25)
+    return fleet
+
+
+@pytest.mark.parametrize("seconds", [28.5, 31.0])
+def test_nobody_is_told_to_stop_because_one_was_silent_longer_than_the_others(seconds):
+    async def scenario():
+        fleet = await _silent("ab", seconds)
+        for name in "ab":
+            fleet.controller.disconnected(fleet.agents[name].node, fleet.agents[name].send)
+            await _back(fleet, name)
+        await fleet.settle(0.5)
+        assert not [stop for name in "ab" for stop in fleet.of(name, Stop)]
+        assert (fleet.job.phase, fleet.job.attempt, fleet.job.fault) == (Phase.RUNNING, 0, None)
+
+    run(scenario)
+
+
+def test_a_silence_that_was_survived_makes_no_difference_to_that():
+    async def scenario():
+        fleet = await _silent("ab", 28.0)
+        for name in "ab":
+            fleet.agents[name].send_heartbeat()
+            await fleet.settle(0.25)
+        for _ in range(240):
+            await fleet.settle(0.25)
+        for name in "ab":
+            await _back(fleet, name)
+        await fleet.settle(0.5)
+        assert not [stop for name in "ab" for stop in fleet.of(name, Stop)]
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 0)
+
+    run(scenario)
+
+
+def test_a_node_that_is_silent_when_its_job_stops_is_told_once_it_is_heard():
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        for _ in range(12):
+            fleet.agents["a"].send_heartbeat()
+            await fleet.settle(0.5)
+        fleet.agents["a"].rank_exits(0, 1)
+        await fleet.settle(0.25)
+        assert (len(fleet.of("a", Stop)), fleet.of("b", Stop)) == (1, [])
+        fleet.agents["b"].send_heartbeat()
+        await asyncio.sleep(2 * POLL_S)
+        assert len(fleet.of("b", Stop)) == 1
+        await fleet.settle(0.25)
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 1)
 
     run(scenario)

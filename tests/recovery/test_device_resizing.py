@@ -160,7 +160,7 @@ def test_the_next_attempt_and_a_new_hub_keep_the_devices():
         assert fleet.of("a", Start)[-1].devices == 0
         await resize(fleet, 3)
         fleet.agents["a"].rank_exits(0, 1)
-        await fleet.settle(5)
+        await fleet.settle(1)
         assert [fleet.of(name, Start)[-1].devices for name in "ab"] == [2, 1]
         assert job_row(Fleet(memory=memory).job)["devices"] == 3
 
