@@ -372,6 +372,9 @@ async def dismiss_node(job: JobState, node: Node, reason: str, actor: str, *, dr
 
 async def clear_node(job: JobState, node: Node) -> None:
     """End ranks that a node kept running while it counted as lost. It is a standby from now on."""
+    if job.services.policy.observe_only:
+        job.write("would", {"event": "stop", "reason": "another node has its place"}, node=node.name)
+        return
     await job.ask(node, Stop(id=job.next_id(), reason="another node has replaced it"))
 
 

@@ -177,6 +177,8 @@ class Job:
         background = self._services.background
         if past is not None and past.evicted and past.agent.is_same(node.agent):
             background.once("dismiss", actions.dismiss_node(state, node, past.evicted, "controller"))
+        elif returning.takes_its_place(state, node):
+            state.keep_world()
         elif not late_ranks.take_note(state, node) and node.busy and state.phase is not Phase.FORMING:
             background.once("clear", actions.clear_node(state, node))
         return node

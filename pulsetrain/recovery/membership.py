@@ -236,6 +236,21 @@ class Membership:
         self._tell_ranks()
         return attempt
 
+    def take_place(self, node: Node) -> bool:
+        """Give a node the place that its ranks have, unless another node that was here has it."""
+        rank = node.hello.node_rank
+        if not 0 <= rank < len(self.world) or node.hello.world_nodes not in (0, len(self.world)):
+            return False
+        known = self.nodes.keys() - {node.name}
+        elsewhere = any(m.node == node.name and m.node_rank != rank for m in self.world)
+        if elsewhere or self.world[rank].node in known or node.hello.nproc_per_node != self.world[rank].nproc:
+            return False
+        here = world.world_node(node.hello, rank)
+        self.world = (*self.world[:rank], here, *self.world[rank + 1 :])
+        node.state = NodeState.ACTIVE
+        self._tell_ranks()
+        return True
+
     def _tell_ranks(self) -> None:
         """Each node of the world speaks for its own ranks alone."""
         for member in self.world:

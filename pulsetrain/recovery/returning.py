@@ -25,6 +25,16 @@ def is_unharmed(job: JobState, node: Node, hello: Hello) -> bool:
     return hello.attempt == job.attempt.number and _runs_on(job) and _in_its_place(job, hello)
 
 
+def takes_its_place(job: JobState, node: Node) -> bool:
+    """Whether a node that is new here runs ranks of the present attempt, of which nobody has heard so far.
+
+    Only a hub that observes has such places. Another one has the attempt ended for them.
+    """
+    if not job.services.policy.observe_only or node.hello.attempt != job.attempt.number or not _runs_on(job):
+        return False
+    return job.members.take_place(node)
+
+
 def awaited(job: JobState) -> bool:
     """Whether a job that stands has nodes back whose ranks were not ended, so that the others may follow."""
     if job.recovery is None or job.phase not in _STANDS or not _runs_on(job):
@@ -51,7 +61,8 @@ def still_running(job: JobState) -> list[Node]:
 def _runs_on(job: JobState) -> bool:
     """Whether the attempt was launched, and has lost nothing but connections."""
     attempt, recovery = job.attempt, job.recovery
-    if not attempt.launched or attempt.stopped or job.updates.changes_program:
+    launched = attempt.launched or job.services.policy.observe_only  # that one ends nothing after a fault
+    if not launched or attempt.stopped or job.updates.changes_program:
         return False
     return recovery is None or recovery.fault.event is Event.NODE_LOST
 

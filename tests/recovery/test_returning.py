@@ -1,10 +1,13 @@
 """Nodes that were given up and come back with ranks that nobody has ended."""
 
-from pulsetrain.protocol.messages import SelfCheck, Start, Stop
+import pytest
+
+from pulsetrain.protocol.messages import Reply, SelfCheck, Start, Stop
+from pulsetrain.recovery.memory import WorldMemory
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.transitions import Phase
-from tests.recovery.fakes import Fleet, run
+from tests.recovery.fakes import FakeMemory, Fleet, run
 
 
 async def _given_up(nodes="ab", **fleet_options):
@@ -120,5 +123,48 @@ def test_a_hub_that_only_observes_leaves_a_node_alone_that_was_away():
         await _back(fleet, "b")
         assert fleet.node("b").state is NodeState.ACTIVE
         assert not fleet.of("b", Stop)
+
+    run(scenario)
+
+
+def test_it_does_so_where_a_launch_had_failed_on_another_node():
+    async def scenario():
+        fleet = Fleet("", policy=Policy(observe_only=True))
+        fleet.agents = {"a": fleet.join("a"), "b": fleet.join("b", mute=(Start,))}
+        await fleet.settle()
+        await fleet.settle(0.6)
+        fleet.agents["b"].node.answered(Reply(id=fleet.of("b", Start)[0].id, node="b", error="no memory"))
+        await fleet.settle(0.1)
+        assert fleet.journal.last("would")["detail"]["event"] == "start_failed"
+        fleet.agents["a"].drop(moves=True)
+        for _ in range(8):
+            fleet.agents["b"].send_heartbeat()
+            await fleet.settle(0.5)
+        assert fleet.node("a").state is NodeState.LOST
+        await _back(fleet, "a")
+        assert (fleet.node("a").state, fleet.of("a", Stop)) == (NodeState.ACTIVE, [])
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_hub_that_only_observes_takes_an_agent_in_that_comes_late_after_its_restart(known):
+    async def scenario():
+        memory = FakeMemory()
+        if known:
+            memory.world("j", WorldMemory(attempt=5, nodes=["a", "b"], pids=[97, 98]))
+        fleet = Fleet("", policy=Policy(observe_only=True), memory=memory)
+        fleet.agents["a"] = fleet.join("a", attempt=5, node_rank=0, world_nodes=2)
+        for _ in range(13):
+            fleet.agents["a"].send_heartbeat()
+            await fleet.settle(0.9)
+        assert fleet.journal.last("would")["detail"]["event"] == "node_lost"
+        fleet.agents["b"] = fleet.join("b", attempt=5, node_rank=1, world_nodes=2)
+        fleet.agents["x"] = fleet.join("x", attempt=4, node_rank=1, world_nodes=2)
+        await fleet.settle(0.3)
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 5)
+        assert [member.node for member in fleet.job.world] == ["a", "b"]
+        assert [fleet.node(name).state for name in "abx"] == ["active", "active", "standby"]
+        assert not [stop for name in "abx" for stop in fleet.of(name, Stop)]
 
     run(scenario)
