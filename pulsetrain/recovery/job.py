@@ -51,6 +51,7 @@ from pulsetrain.recovery.world_sizes import WorldSizes
 
 NO_ATTEMPT = -1
 """of findings about a machine rather than about an attempt"""
+_TAKEN_OVER_FROM = (Phase.FORMING, Phase.WAITING)
 
 
 class Job:
@@ -206,7 +207,7 @@ class Job:
     def _rank_exited(self, exit_: RankExit) -> None:
         """Note an exit. It is no fault if the job itself stopped the rank, or if a node is leaving."""
         state, attempt = self._state, self._state.attempt
-        if state.phase is Phase.FORMING or late_ranks.are_awaited(state) or returning.awaited(state):
+        if state.phase in _TAKEN_OVER_FROM or late_ranks.are_awaited(state) or returning.awaited(state):
             attempt.early_exits[exit_.rank] = exit_
         if exit_.attempt != attempt.number or node_of(state.members.world, exit_.rank) != exit_.node:
             return
@@ -214,6 +215,21 @@ class Job:
             attempt.exits.append(exit_)
         if state.phase in (Phase.STARTING, Phase.RUNNING):
             self._take_exit(exit_)
+
+    def _note_what_came_early(self) -> None:
+        """Once the job runs, take in what its ranks did before it was taken over."""
+        if self._state.phase is Phase.RUNNING:
+            self._state.note_first_step()
+            self._take_early_exits()
+
+    def _take_early_exits(self) -> None:
+        state = self._state
+        early, state.attempt.early_exits = state.attempt.early_exits, {}
+        for exit_ in early.values():
+            if exit_.attempt != state.attempt.number:
+                continue
+            if node_of(state.members.world, exit_.rank) == exit_.node:
+                self._take_exit(exit_)
 
     def _take_exit(self, exit_: RankExit) -> None:
         """A rank of the present attempt has ended."""
@@ -248,6 +264,7 @@ class Job:
             )
             for node, reason in overdue:
                 self._lose(node, reason)
+        self._note_what_came_early()
         if state.works_without_steps() or state.adopted_under_way():
             state.under_way()
         begun_anew.look(state, self._loop)
@@ -450,9 +467,7 @@ class Job:
         for node in state.members.reserves():
             if node.hello.attempt >= 0:
                 self._services.background.once("clear", actions.clear_node(state, node))
-        for exit_ in state.attempt.early_exits.values():
-            if exit_.attempt == number and node_of(state.members.world, exit_.rank) == exit_.node:
-                self._take_exit(exit_)
+        self._take_early_exits()
         for member in state.members.world:
             if member.node not in state.members.nodes:
                 reason = "did not report to the new hub"
@@ -473,10 +488,7 @@ class Job:
         state.recovery = None
         state.write("adopted", {"world": [m.node for m in state.members.world]})
         self._loop.post(Event.ADOPTED)
-        early, state.attempt.early_exits = state.attempt.early_exits, {}
-        for exit_ in early.values():
-            if exit_.attempt == state.attempt.number:
-                self._take_exit(exit_)
+        self._take_early_exits()
 
     def _end_if_all_leave(self) -> None:
         state = self._state

@@ -353,8 +353,13 @@ class JobState:
         self.write("recovery", detail, node=detail["node"], rank=detail["rank"])
 
     def note_first_step(self) -> None:
-        """Once the launch was answered and every node has stepped, the attempt is under way."""
+        """Once the launch was answered and every node has stepped, the attempt is under way.
+
+        Not while the job stands: the recovery that is open then is of the next launch.
+        """
         stepped, world = self.attempt.first_steps, self.members.world
+        if self.phase in (Phase.SUSPENDING, Phase.CHECKING, Phase.WAITING):
+            return  # it counts if the attempt goes on
         if self.attempt.first_step_done or len(stepped) < len(world):  # asked by each node of thousands
             return
         if self.attempt.all_stepped(m.node for m in world):

@@ -1,8 +1,10 @@
 """Nodes that were given up and come back with ranks that nobody has ended."""
 
+import asyncio
+
 import pytest
 
-from pulsetrain.protocol.messages import Reply, SelfCheck, Start, Stop
+from pulsetrain.protocol.messages import FirstStep, Reply, SelfCheck, Start, Stop
 from pulsetrain.recovery.memory import WorldMemory
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
@@ -166,5 +168,61 @@ def test_a_hub_that_only_observes_takes_an_agent_in_that_comes_late_after_its_re
         assert [member.node for member in fleet.job.world] == ["a", "b"]
         assert [fleet.node(name).state for name in "abx"] == ["active", "active", "standby"]
         assert not [stop for name in "abx" for stop in fleet.of(name, Stop)]
+
+    run(scenario)
+
+
+def _first_step(fleet, name):
+    fleet.controller.received(
+        fleet.agents[name].node, FirstStep(node=name, ts_ns=0, attempt=0, step=0, stages_ns={"init": 5})
+    )
+
+
+def test_first_steps_that_are_told_before_the_ranks_are_taken_over_launch_nothing():
+    async def scenario():
+        fleet = await _given_up(stepless=True)
+        for name in "ab":
+            fleet.agents[name].reconnect(attempt=0, node_rank="ab".index(name))
+            _first_step(fleet, name)
+        for _ in range(4):
+            await fleet.settle(0.25)
+        job = fleet.job
+        assert (job.phase, job.attempt, job.fault, job.first_step_done) == (Phase.RUNNING, 0, None, True)
+        assert not _of(fleet, Stop)
+        assert "recovery" not in fleet.journal.kinds()
+
+    run(scenario)
+
+
+def test_a_rank_that_fails_at_the_moment_when_it_is_taken_over_stops_the_job():
+    async def scenario():
+        fleet = await _given_up()
+        await _back(fleet, "a")
+        fleet.agents["b"].reconnect(attempt=0, node_rank=1)
+        fleet.controller.tick()
+        assert fleet.job.phase is Phase.WAITING
+        fleet.agents["b"].rank_exits(2, -9)
+        for _ in range(4):
+            await fleet.settle(0.5)
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 1)
+        assert fleet.journal.last("recovery")["detail"]["culprit"] == "rank 2"
+
+    run(scenario)
+
+
+def test_so_does_one_that_fails_at_the_moment_when_a_new_hub_takes_its_job_over():
+    async def scenario():
+        fleet = Fleet("")
+        for rank, name in enumerate("ab"):
+            fleet.agents[name] = fleet.join(name, attempt=5, node_rank=rank, world_nodes=2)
+            fleet.agents[name].attempt = 5
+        fleet.controller.tick()
+        assert fleet.job.phase is Phase.FORMING
+        fleet.agents["b"].rank_exits(2, -9)
+        while fleet.job.phase is Phase.FORMING:
+            await asyncio.sleep(0)
+        for _ in range(4):
+            await fleet.settle(0.5)
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 6)
 
     run(scenario)
