@@ -74,14 +74,16 @@ class Membership:
         return not self.world or node.hello.nproc_per_node == self.world[0].nproc
 
     def check_ranks(self, hello: Hello) -> None:
-        """Raise `UsageError` where an agent that runs no ranks yet would run more or fewer than others do."""
-        others = (n for n in self.nodes.values() if n.state not in GONE and n.name != hello.node)
-        other = next(others, None)
-        if other is None or hello.attempt >= 0 or hello.restoring >= 0:
+        """Raise `UsageError` where an agent that runs no ranks yet would run more or fewer than others do.
+
+        The world has a number also while none of its nodes is there: it could not go on with another one.
+        """
+        others = (n.hello for n in self.nodes.values() if n.state not in GONE and n.name != hello.node)
+        here = self.world[0].nproc if self.world else next((o.nproc_per_node for o in others), None)
+        if here in (None, hello.nproc_per_node) or hello.attempt >= 0 or hello.restoring >= 0:
             return
-        said, here = hello.nproc_per_node, other.hello.nproc_per_node
-        if said != here:
-            raise UsageError(f"node {hello.node!r} has {said} ranks, its job {hello.job!r} has {here} a node")
+        has = f"node {hello.node!r} has {hello.nproc_per_node} ranks, its job {hello.job!r} has {here} a node"
+        raise UsageError(f"{has}: give --nproc-per-node={here}, or --job with another name")
 
     def may_use(self, node: Node) -> bool:
         """Whether the pool lets the job use this node, and a person wants it where that was said."""

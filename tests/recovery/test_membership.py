@@ -63,6 +63,15 @@ def test_a_node_with_another_number_of_ranks_is_refused_unless_it_runs_some_alre
     members.check_ranks(hello("b", nproc_per_node=7))
 
 
+def test_so_it_is_where_the_other_nodes_of_the_world_are_gone_and_nobody_else_is_refused():
+    members = formed("a", count=1)
+    members.nodes["a"].state = NodeState.LOST
+    for name in "ab":
+        with pytest.raises(UsageError, match=r"has 4 ranks, its job 'j' has 2 a node.*=2"):
+            members.check_ranks(hello(name, nproc_per_node=4))
+        members.check_ranks(hello(name))
+
+
 def test_a_standby_with_another_number_of_ranks_takes_nobodys_place():
     members = formed("a", "b")
     members.nodes["y"] = Node(hello("y", nproc_per_node=7), send, 0.0)
