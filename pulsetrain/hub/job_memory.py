@@ -16,6 +16,7 @@ from pulsetrain.core.errors import CorruptData, Unavailable
 from pulsetrain.kv.ordered import MOST, OrderedWrites
 from pulsetrain.kv.store import Compare, Entries, Write
 from pulsetrain.recovery.memory import (
+    EndedRun,
     HangMemory,
     JobMemory,
     NodeMemory,
@@ -107,10 +108,13 @@ class KeptMemory:
                 time=self._value(TimeMemory, prefix + TIME),
                 update=self._value(UpdateMemory, prefix + UPDATE),
                 hangs=self._value(HangMemory, prefix + HANGS),
-                ended_attempt=self._ended.get(job, -1),
             )
         except (ValueError, TypeError, AttributeError) as error:
             raise CorruptData(f"what is kept of job {job!r} cannot be read: {error}") from error
+
+    def ended(self, job: str) -> EndedRun:
+        """See `Memory.ended`."""
+        return EndedRun(attempt=self._ended.get(job, -1))
 
     def _value(self, kind: type[T], key: str) -> T | None:
         """The kept value of a key, None where there is none."""

@@ -96,9 +96,9 @@ class Controller:
     def connected(self, hello: Hello, send: Send) -> Node:
         """An agent said hello on a new connection. Raises `UsageError` where its job cannot take it."""
         job = self._jobs.get(hello.job)
+        if self._has_ended(hello):
+            return self._send_away(hello, send)
         if job is None or job.over:
-            if self._has_ended(hello):
-                return self._send_away(hello, send)
             tier_of(hello.tier)
             job = self._new_job(hello)
             node = job.connect(hello, send)
@@ -108,16 +108,18 @@ class Controller:
         return job.connect(hello, send)
 
     def _has_ended(self, hello: Hello) -> bool:
-        """Whether an agent runs ranks of a job that is over. It was cut off when the others left."""
+        """Whether an agent runs ranks of a job that is over. It was cut off when the others left.
+
+        The next run of that name has higher attempts, and may be here by now.
+        """
         job = self._jobs.get(hello.job)
-        known = job.attempt if job is not None else -1
-        ended = max(known, self._services.memory.recall(hello.job).ended_attempt)
-        return 0 <= hello.attempt <= ended
+        known = job.attempt if job is not None and job.over else -1
+        return 0 <= hello.attempt <= max(known, self._services.memory.ended(hello.job).attempt)
 
     def _send_away(self, hello: Hello, send: Send) -> Node:
         """Let an agent leave with its job's exit code, 1 where it is not known any more. It joins no job."""
         job = self._jobs.get(hello.job)
-        reason, code = job.ending if job is not None else ("the job is over", 1)
+        reason, code = job.ending if job is not None and job.over else ("the job is over", 1)
         node = Node(hello, send, self._services.clock.monotonic_s())
         command = Leave(id=1, reason=reason, exit_code=code)
         self._services.background.once("leave", self._ask_to_leave(node, command))
@@ -151,7 +153,7 @@ class Controller:
         """The newest attempt that anybody knows of, -1 for none: the store, this hub, or its memory."""
         before = self._jobs.get(name)
         of_this_hub = before.snapshot().attempt if before is not None else -1
-        return max(self._past.take(name), of_this_hub, self._services.memory.recall(name).ended_attempt)
+        return max(self._past.take(name), of_this_hub, self._services.memory.ended(name).attempt)
 
     def disconnected(self, node: Node, send: Send) -> None:
         """A connection closed. The node is lost only if it does not come back in time."""
@@ -169,8 +171,8 @@ class Controller:
         if isinstance(message, Reply):
             node.answered(message)
             return
-        if job is None:
-            return  # an agent that was sent away speaks of a job that is not known any more
+        if job is None or not job.has(node):
+            return  # an agent that was sent away speaks of a run that is over
         match message:
             case Heartbeat():
                 job.heard(node.take_heartbeat(message, node.heard_s))

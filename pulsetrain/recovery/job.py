@@ -111,6 +111,10 @@ class Job:
         node = self._state.members.nodes.get(name)
         return node if node is not None and node.state not in GONE else None
 
+    def has(self, node: Node) -> bool:
+        """Whether this node has joined, also where it is gone since."""
+        return self._state.members.nodes.get(node.name) is node
+
     async def read_stacks(
         self, timeout_s: float, *, first_only: bool = False, ranks: Sequence[int] = ()
     ) -> list[Reply]:

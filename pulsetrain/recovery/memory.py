@@ -146,10 +146,16 @@ class HangMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EndedRun:
+    """A run of a job that is over. `attempt` is its newest, -1 where none is known."""
+
+    attempt: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobMemory:
     """`evictions_ns` are the times (UTC) of the evictions that count towards the budget. `pauses_ns` are the
-    longest silences that ended by themselves, by the place in the code. `ended_attempt` is the newest attempt
-    of the last run that is over, -1 where none is known."""
+    longest silences that ended by themselves, by the place in the code."""
 
     evictions_ns: tuple[int, ...]
     nodes: Mapping[str, NodeMemory]
@@ -162,7 +168,6 @@ class JobMemory:
     time: TimeMemory | None = None
     update: UpdateMemory | None = None
     hangs: HangMemory | None = None
-    ended_attempt: int = -1
 
 
 class Memory(Protocol):
@@ -170,6 +175,10 @@ class Memory(Protocol):
 
     def recall(self, job: str) -> JobMemory:
         """What is known of a job."""
+        ...
+
+    def ended(self, job: str) -> EndedRun:
+        """The last run of that name that is over. It costs little, also where much is known of a job."""
         ...
 
     def evictions(self, job: str, times_ns: Sequence[int]) -> None:

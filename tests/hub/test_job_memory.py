@@ -170,7 +170,7 @@ def test_the_newest_attempts_of_jobs_that_are_over_are_known_of_the_last_few(sto
 
     run(scenario)
     again = loaded(store)
-    assert [again.recall(job).ended_attempt for job in "abc"] == [3, -1, 2]
+    assert [again.ended(job).attempt for job in "abc"] == [3, -1, 2]
     assert again.recall("a").world is None
 
 

@@ -34,7 +34,7 @@ from pulsetrain.protocol.messages import (
 )
 from pulsetrain.recovery.actions import POLL_S
 from pulsetrain.recovery.controller import Controller
-from pulsetrain.recovery.memory import JobMemory
+from pulsetrain.recovery.memory import EndedRun, JobMemory
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.pool.config import PoolConfig
 from pulsetrain.recovery.scheduler import SchedulerRequests
@@ -78,7 +78,7 @@ class FakeMemory:
 
     def __init__(self):
         self.times_ns, self.nodes, self.preemptions, self.longest_ns = {}, {}, {}, {}
-        self.values = {}
+        self.values, self.runs = {}, {}
 
     def recall(self, job):
         nodes = {name: memory for (of, name), memory in self.nodes.items() if of == job}
@@ -88,6 +88,9 @@ class FakeMemory:
         return JobMemory(
             evictions_ns=times_ns, nodes=nodes, preemption=preemption, pauses_ns=pauses_ns, **more
         )
+
+    def ended(self, job):
+        return self.runs.get(job, EndedRun())
 
     def restarts(self, job, memory):
         self.values[job, "restarts"] = memory
@@ -132,7 +135,7 @@ class FakeMemory:
         self.values = {key: value for key, value in self.values.items() if key[0] != job}
         self.nodes = {key: memory for key, memory in self.nodes.items() if key[0] != job}
         if world is not None:
-            self.values[job, "ended_attempt"] = world.attempt
+            self.runs[job] = EndedRun(attempt=world.attempt)
 
     async def stored(self):
         pass

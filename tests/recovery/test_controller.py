@@ -285,6 +285,28 @@ def test_so_it_does_where_the_hub_was_started_anew_since():
     run(scenario)
 
 
+def test_nor_does_it_join_the_next_run_of_that_name():
+    async def scenario():
+        fleet = await finished_without("b")
+        fleet.agents["c"] = fleet.join("c")
+        await fleet.settle(0.3)
+        fleet.agents["b"].reconnect(attempt=0, node_rank=1, world_nodes=2)
+        await fleet.settle(0.3)
+        assert (fleet.agents["b"].left.exit_code, fleet.job.phase) == (1, Phase.FORMING)
+        fleet.agents["b"].leaves()
+        assert "node_leaving" not in fleet.journal.kinds()
+        fleet.agents["d"] = fleet.join("d")
+        await fleet.settle(0.6)
+        assert (fleet.job.phase, [m.node for m in fleet.job.world]) == (Phase.RUNNING, ["c", "d"])
+        fleet.agents["b"].reconnect()
+        fleet.agents["c"].reconnect(attempt=2, node_rank=0)
+        await fleet.settle(0.3)
+        assert [node.name for node in fleet.job.nodes] == ["c", "d"]
+        assert fleet.agents["c"].left is None
+
+    run(scenario)
+
+
 async def ends(fleet):
     for agent in fleet.agents.values():
         agent.leaves("SIGINT")
