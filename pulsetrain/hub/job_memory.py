@@ -37,8 +37,8 @@ JOBS = "jobs/"
 EVICTIONS, NODES, PREEMPTION, PAUSES = "evictions", "nodes/", "preemption", "pauses"
 RESTARTS, WORLD, REPLACEMENTS, SIZE, TIME = "restarts", "world", "replacements", "size", "time"
 UPDATE, HANGS = "update", "hangs"
-ENDED = "ended"
-ENDED_JOBS = 500  # the number of the newest attempt is kept of so many jobs that are over
+ENDED, EXIT_CODES = "ended", "exit_codes"
+ENDED_JOBS = 500  # that much is kept of so many jobs that are over
 IDLE_S = 30.0
 STORED_S = 2.0  # an eviction waits for so long, then it goes on without its memory
 
@@ -47,7 +47,7 @@ class KeptMemory:
     """A `Memory` with the keys ``evictions``, ``nodes/NODE``, ``preemption``, ``pauses``, ``restarts``,
     ``world``, ``replacements``, ``size``, ``time``, ``update`` and ``hangs`` below ``jobs/JOB/``. The values
     are JSON. ``ended`` has the newest attempts of jobs that are over: a new job of that name counts on from
-    there if the store cannot be asked.
+    there if the store cannot be asked. ``exit_codes`` has what their agents ended with.
 
     `load` reads the store. `turn` writes and belongs to the supervisor of loops. A write that fails is tried
     again. Every write has the conditions `fence()`, and comes after all writes before it. Where they do not
@@ -69,6 +69,7 @@ class KeptMemory:
         self._values: dict[str, str] = {}
         self._unwritten: dict[str, str | None] = {}
         self._ended: dict[str, int] = {}
+        self._exit_codes: dict[str, int] = {}
         self._changed, self._written = asyncio.Event(), asyncio.Event()
         self._written.set()
 
@@ -77,9 +78,12 @@ class KeptMemory:
         self._values = {entry.key: entry.value for entry in self._store.entries(JOBS).entries}
         for key in self._values:
             self.recall(unquote(key.removeprefix(JOBS).split("/")[0]))
-        ended = self._store.get(ENDED)
-        self._ended = _ended_attempts(ended.value) if ended is not None else {}
+        self._ended, self._exit_codes = self._of_ended(ENDED), self._of_ended(EXIT_CODES)
         self._writes.load()
+
+    def _of_ended(self, key: str) -> dict[str, int]:
+        kept = self._store.get(key)
+        return _by_ended_job(kept.value) if kept is not None else {}
 
     def jobs(self) -> set[str]:
         """The jobs that something is kept of: those that are not over. May be called from any thread."""
@@ -114,7 +118,7 @@ class KeptMemory:
 
     def ended(self, job: str) -> EndedRun:
         """See `Memory.ended`."""
-        return EndedRun(attempt=self._ended.get(job, -1))
+        return EndedRun(attempt=self._ended.get(job, -1), exit_code=self._exit_codes.get(job, 1))
 
     def _value(self, kind: type[T], key: str) -> T | None:
         """The kept value of a key, None where there is none."""
@@ -168,14 +172,14 @@ class KeptMemory:
         text = json.dumps(asdict(memory), ensure_ascii=False) if memory is not None else None
         self._note(_prefix(job) + UPDATE, text)
 
-    def forget(self, job: str) -> None:
+    def forget(self, job: str, exit_code: int) -> None:
         """See `Memory.forget`."""
         world = self._value(WorldMemory, _prefix(job) + WORLD)
         if world is not None:
-            self._ended.pop(job, None)
-            self._ended[job] = world.attempt
-            self._ended = dict(list(self._ended.items())[-ENDED_JOBS:])
+            self._ended = _with_newest(self._ended, job, world.attempt)
+            self._exit_codes = _with_newest(self._exit_codes, job, exit_code)
             self._note(ENDED, json.dumps(self._ended, ensure_ascii=False))
+            self._note(EXIT_CODES, json.dumps(self._exit_codes, ensure_ascii=False))
         for key in [key for key in self._values if key.startswith(_prefix(job))]:
             self._note(key, None)
 
@@ -224,10 +228,16 @@ def _kept(kind: type[T], text: str) -> T:
     return kind(**{name: value for name, value in json.loads(text).items() if name in known})
 
 
-def _ended_attempts(text: str) -> dict[str, int]:
-    """The attempts by job, the job that ended last at the end. Raises `CorruptData`."""
+def _with_newest(by_job: Mapping[str, int], job: str, number: int) -> dict[str, int]:
+    """The same with a job that has just ended, at the end. Those that ended first are dropped."""
+    others = {name: value for name, value in by_job.items() if name != job}
+    return dict(list({**others, job: number}.items())[-ENDED_JOBS:])
+
+
+def _by_ended_job(text: str) -> dict[str, int]:
+    """A number by job, the job that ended last at the end. Raises `CorruptData`."""
     try:
-        return {job: int(attempt) for job, attempt in json.loads(text).items()}
+        return {job: int(number) for job, number in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise CorruptData(f"what is kept of jobs that are over cannot be read: {error}") from error
 

@@ -416,7 +416,7 @@ async def dismiss(job: JobState) -> Outcome:
     await asyncio.gather(*leave)
     for node in present:
         node.state = NodeState.LEFT
-    job.services.memory.forget(job.name)
+    job.services.memory.forget(job.name, code)
     return None
 
 

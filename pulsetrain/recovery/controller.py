@@ -117,11 +117,15 @@ class Controller:
         return 0 <= hello.attempt <= max(known, self._services.memory.ended(hello.job).attempt)
 
     def _send_away(self, hello: Hello, send: Send) -> Node:
-        """Let an agent leave with its job's exit code, 1 where it is not known any more. It joins no job."""
+        """Let an agent leave with its job's exit code, 1 where it is not known any more. It joins no job.
+
+        As at the end of a job, ranks of one that did not finish have time to save something.
+        """
         job = self._jobs.get(hello.job)
-        reason, code = job.ending if job is not None and job.over else ("the job is over", 1)
+        kept = self._services.memory.ended(hello.job)
+        reason, code = job.ending if job is not None and job.over else ("the job is over", kept.exit_code)
         node = Node(hello, send, self._services.clock.monotonic_s())
-        command = Leave(id=1, reason=reason, exit_code=code)
+        command = Leave(id=1, reason=reason, exit_code=code, persist=code != 0)
         self._services.background.once("leave", self._ask_to_leave(node, command))
         return node
 

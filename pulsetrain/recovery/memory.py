@@ -147,9 +147,11 @@ class HangMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class EndedRun:
-    """A run of a job that is over. `attempt` is its newest, -1 where none is known."""
+    """A run of a job that is over. `attempt` is its newest, -1 where none is known. `exit_code` is what its
+    agents ended with, 1 where that is not known."""
 
     attempt: int = -1
+    exit_code: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,8 +227,8 @@ class Memory(Protocol):
         """How the program of the job was changed, or with None that it was not."""
         ...
 
-    def forget(self, job: str) -> None:
-        """The job is over. Only the number of its newest attempt is known from here on."""
+    def forget(self, job: str, exit_code: int) -> None:
+        """The job is over. Only its `EndedRun` is known from here on."""
         ...
 
     async def stored(self) -> None:

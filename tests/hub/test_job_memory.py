@@ -141,7 +141,7 @@ def test_a_job_that_is_over_leaves_nothing(store):
         memory.evictions("j", [1])
         await memory.turn()
         assert len(store.entries("jobs/").entries) == 251
-        memory.forget("j")
+        memory.forget("j", 0)
         assert memory.recall("j") == NOTHING
         await memory.turn()
 
@@ -154,23 +154,24 @@ def test_it_knows_which_jobs_are_not_over(store):
     memory.world("a b/c", WORLD)
     memory.evictions("over", [5])
     memory.world("over", WORLD)
-    memory.forget("over")
+    memory.forget("over", 0)
     assert memory.jobs() == {"a b/c"}
 
 
-def test_the_newest_attempts_of_jobs_that_are_over_are_known_of_the_last_few(store, monkeypatch):
+def test_the_newest_attempts_and_exit_codes_of_the_last_few_jobs_that_are_over_are_known(store, monkeypatch):
     monkeypatch.setattr(job_memory, "ENDED_JOBS", 2)
 
     async def scenario():
         memory = loaded(store)
         for number, job in enumerate("abca"):
             memory.world(job, replace(WORLD, attempt=number))
-            memory.forget(job)
+            memory.forget(job, number)
         await memory.turn()
 
     run(scenario)
     again = loaded(store)
     assert [again.ended(job).attempt for job in "abc"] == [3, -1, 2]
+    assert [again.ended(job).exit_code for job in "abc"] == [3, 1, 2]
     assert again.recall("a").world is None
 
 

@@ -127,7 +127,7 @@ class FakeMemory:
     def pauses(self, job, longest_ns):
         self.longest_ns[job] = dict(longest_ns)
 
-    def forget(self, job):
+    def forget(self, job, exit_code):
         world = self.values.get((job, "world"))
         self.longest_ns.pop(job, None)
         self.times_ns.pop(job, None)
@@ -135,7 +135,7 @@ class FakeMemory:
         self.values = {key: value for key, value in self.values.items() if key[0] != job}
         self.nodes = {key: memory for key, memory in self.nodes.items() if key[0] != job}
         if world is not None:
-            self.runs[job] = EndedRun(attempt=world.attempt)
+            self.runs[job] = EndedRun(attempt=world.attempt, exit_code=exit_code)
 
     async def stored(self):
         pass

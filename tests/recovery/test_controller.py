@@ -276,7 +276,7 @@ def test_so_it_does_where_the_hub_was_started_anew_since():
         fleet.agents["b"] = fleet.join("b", attempt=0, node_rank=1, world_nodes=2)
         fleet.agents["b"].rank_exits(2, 1)
         await fleet.settle(1.0)
-        assert fleet.agents["b"].left.exit_code == 1
+        assert (fleet.agents["b"].left.exit_code, fleet.agents["b"].left.persist) == (0, False)
         assert fleet.controller.jobs == {}
         fleet.agents["c"] = fleet.join("c", attempt=2, node_rank=0, world_nodes=1)
         await fleet.settle(1.0)
@@ -292,7 +292,7 @@ def test_nor_does_it_join_the_next_run_of_that_name():
         await fleet.settle(0.3)
         fleet.agents["b"].reconnect(attempt=0, node_rank=1, world_nodes=2)
         await fleet.settle(0.3)
-        assert (fleet.agents["b"].left.exit_code, fleet.job.phase) == (1, Phase.FORMING)
+        assert (fleet.agents["b"].left.exit_code, fleet.job.phase) == (0, Phase.FORMING)
         fleet.agents["b"].leaves()
         assert "node_leaving" not in fleet.journal.kinds()
         fleet.agents["d"] = fleet.join("d")
@@ -303,6 +303,30 @@ def test_nor_does_it_join_the_next_run_of_that_name():
         await fleet.settle(0.3)
         assert [node.name for node in fleet.job.nodes] == ["c", "d"]
         assert fleet.agents["c"].left is None
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_an_agent_that_returns_to_a_job_that_failed_has_its_exit_code_and_may_save(anew):
+    async def scenario():
+        fleet = Fleet("abz", max_restarts=0)
+        await fleet.form()
+        fleet.agents["a"].complete(4, peer_of=(2, 3))
+        fleet.agents["b"].drop()
+        for _ in range(3):
+            await fleet.settle(0.5)
+        fleet.agents["a"].rank_exits(0, 7)
+        for _ in range(3):
+            await fleet.settle()
+        assert fleet.job.phase is Phase.FAILED
+        if anew:
+            fleet = Fleet("", memory=fleet.memory)
+            fleet.agents["b"] = fleet.join("b", attempt=0, node_rank=1, world_nodes=2)
+        else:
+            fleet.agents["b"].reconnect(attempt=0, node_rank=1, world_nodes=2)
+        await fleet.settle(0.3)
+        assert (fleet.agents["b"].left.exit_code, fleet.agents["b"].left.persist) == (7, True)
 
     run(scenario)
 
