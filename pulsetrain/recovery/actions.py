@@ -276,6 +276,8 @@ def _hopeless(job: JobState) -> str:
 def _stuck(job: JobState) -> str:
     """Why another attempt on the same nodes is pointless, "" where it may help or a node is replaced."""
     recovery, idle = job.recovery, job.restarts.idle
+    if returning.awaited(job):
+        return ""
     if recovery is None or not repeat_faults.counts(job, recovery.fault):
         return ""
     fault, failed = recovery.fault, job.members.failed

@@ -489,7 +489,7 @@ class Job:
     def _go_on(self) -> None:
         """All nodes that were given up are back, and nobody has stopped their ranks. Nothing was lost."""
         state = self._state
-        state.recovery = None
+        state.take_back()
         state.write("adopted", {"world": [m.node for m in state.members.world]})
         self._loop.post(Event.ADOPTED)
         self._take_early_exits()

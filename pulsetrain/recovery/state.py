@@ -289,6 +289,17 @@ class JobState:
             self._count_idle(fault, 1)
         self.recovery.blame(fault)
 
+    def take_back(self) -> None:
+        """What the job stopped for was none: its attempt goes on. Nothing of it counts against anybody."""
+        recovery, self.recovery = self.recovery, None
+        if recovery is None:
+            return
+        self._count_idle(recovery.fault, -1)
+        times_s = self.restarts.by_node.get(recovery.fault.node, [])
+        if recovery.node_counted and times_s and times_s[-1] >= recovery.began_s:
+            times_s.pop()
+        self.keep_restarts()
+
     def _count_idle(self, fault: Fault, times: int) -> None:
         """Count an attempt that ends without a step. An eviction or another size is no failure."""
         if self.attempt.first_step_done:

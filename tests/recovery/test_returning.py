@@ -18,6 +18,11 @@ async def _given_up(nodes="ab", **fleet_options):
     await fleet.form()
     for number, name in enumerate("ab"):
         fleet.agents[name].complete(9, peer_of=(2 - 2 * number, 3 - 2 * number))
+    await _cut_off(fleet, nodes)
+    return fleet
+
+
+async def _cut_off(fleet, nodes="ab"):
     for name in "ab":
         fleet.agents[name].drop(moves=True)
     for _ in range(62):
@@ -25,7 +30,6 @@ async def _given_up(nodes="ab", **fleet_options):
             fleet.agents[name].send_heartbeat()
         await fleet.settle(0.5)
     assert fleet.job.phase is Phase.WAITING
-    return fleet
 
 
 async def _back(fleet, name, **changes):
@@ -224,5 +228,19 @@ def test_so_does_one_that_fails_at_the_moment_when_a_new_hub_takes_its_job_over(
         for _ in range(4):
             await fleet.settle(0.5)
         assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 6)
+
+    run(scenario)
+
+
+def test_a_job_that_is_cut_off_again_and_again_before_its_first_step_is_not_given_up():
+    async def scenario():
+        fleet = await _given_up(stepless=True)
+        for _ in range(3):
+            await _back(fleet, "a")
+            await _back(fleet, "b")
+            assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 0)
+            kept = fleet.memory.recall("j").restarts
+            assert (sum(kept.idle_lost.values()), sum(map(len, kept.by_node_ns.values()))) == (0, 0)
+            await _cut_off(fleet)
 
     run(scenario)
