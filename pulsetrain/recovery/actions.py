@@ -307,6 +307,7 @@ async def replace(job: JobState) -> Outcome:
     members.failed.clear()
     if not members.world and not members.survived():
         job.restarts = Restarts()
+        job.first_attempt = -1
         updating.forget_another_run(job)
         job.hangs.forget_another_run()
     if job.phase is Phase.STARTING:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pulsetrain.protocol.messages import Leave, Stop
+from pulsetrain.protocol.messages import Leave, Start, Stop
 from pulsetrain.recovery.memory import NodeMemory, SizeMemory
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
@@ -272,6 +272,7 @@ def test_agents_that_were_all_started_anew_begin_with_all_restarts():
             fleet.agents[name] = fleet.join(name, pid=4000 + ord(name))
         await fleet.form()
         assert fleet.job.attempt == 3
+        assert [fleet.of(name, Start)[-1].first_attempt for name in "ab"] == [3, 3]
         fleet.agents["a"].complete(9, peer_of=(0, 1, 2, 3))
         fleet.agents["a"].rank_exits(0, 1)
         await fleet.settle()
