@@ -141,8 +141,9 @@ async def check(job: JobState) -> Outcome:
         members.failed[fault.node] = fault.reason
     members.failed |= {node: wish.reason for node, wish in job.to_evict.items() if node in members.nodes}
     members.failed |= responses.at_a_stop(job)
-    members.failed |= await arithmetic_checks.at_a_stop(job)
-    members.failed |= await link_actions.at_a_stop(job)
+    for look in (arithmetic_checks.at_a_stop, link_actions.at_a_stop):
+        if not returning.awaited(job):  # ranks of nodes that came back meanwhile train on
+            members.failed |= await look(job)
     members.failed |= repeat_faults.at_a_stop(job)
     if fault is not None and arithmetic_checks.explains(job, fault):
         _count_unexplained(job)
@@ -156,7 +157,7 @@ async def check(job: JobState) -> Outcome:
     if why:
         job.failure = why
         return Event.EXHAUSTED
-    if thorough is None:
+    if thorough is None and not returning.awaited(job):
         cut = await standby_care.check_before_promotion(job)
         await _until_settled(job, lambda: [node for node in nodes if node.name in cut])
     if resume_nodes.given_up(job):
@@ -181,7 +182,8 @@ async def _failed_once_back(
     for _ in range(BACK_TRIES):
         cut = [node for node in nodes if node.name in unreached]
         await _until_settled(job, cut.copy)
-        back = [node for node in cut if node.usable and node.leaving is None]
+        trains = returning.still_running(job) if returning.awaited(job) else []
+        back = [node for node in cut if node.usable and node.leaving is None and node not in trains]
         if not back:
             break
         report = await checks.run(back, job.services.policy, job.next_id, level=None)
@@ -251,6 +253,8 @@ def _is_to_be_replayed(job: JobState) -> bool:
     """Whether this is again a fault that names nobody, and checks found nobody."""
     recovery = job.recovery
     if recovery is None or not recovery.unexplained or recovery.replayed or job.members.failed:
+        return False
+    if returning.awaited(job):
         return False
     recovery.replayed = job.restarts.unexplained > 1
     return recovery.replayed

@@ -5,7 +5,17 @@ import asyncio
 import pytest
 
 from pulsetrain.diagnostics.node_check import FULL, LIGHT
-from pulsetrain.protocol.messages import DumpStacks, Leave, Leaving, ReadRas, Reply, SelfCheck, Stop
+from pulsetrain.protocol.messages import (
+    ArithmeticCheck,
+    DumpStacks,
+    Leave,
+    Leaving,
+    PairCheck,
+    ReadRas,
+    Reply,
+    SelfCheck,
+    Stop,
+)
 from pulsetrain.recovery import actions, faults
 from pulsetrain.recovery.attempt import Attempt
 from pulsetrain.recovery.checks import CheckReport
@@ -278,3 +288,18 @@ def test_a_node_that_was_replaced_ends_what_it_still_runs():
     a = FakeNode("a")
     asyncio.run(actions.clear_node(job_of(a, FakeNode("b")), a))
     assert a.commands[0].reason == "another node has replaced it"
+
+
+def test_nodes_whose_ranks_may_be_taken_over_are_not_disturbed_by_checks():
+    a, b, z = FakeNode("a"), FakeNode("b"), FakeNode("z")
+    job = job_of(a, b, z)
+    job.attempt.launched, b.state = True, NodeState.LOST
+    job.begin_recovery(faults.node_lost("b", "silent", 0, job.now_ns()))
+    job.arithmetic.suspect((0, "rank", "0"), ["a"], "nan")
+    a.hello = hello("a", attempt=0, node_rank=0)
+    job.phase = Phase.CHECKING
+    assert do(Action.CHECK, job) is Event.SHORT
+    assert (kinds(a), kinds(z)) == ([], [SelfCheck])
+    a.hello = hello("a")
+    assert do(Action.CHECK, job) is Event.QUORUM
+    assert {ArithmeticCheck, PairCheck, SelfCheck} <= {*kinds(a)}
