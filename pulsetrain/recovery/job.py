@@ -72,7 +72,7 @@ class Job:
         self._loop = JobLoop(self._state)
         self.turn = self._loop.turn
         self.sharing = sharing.JobShare(self._state, self._loop)
-        self._joined_s = services.clock.monotonic_s()
+        self._joined_s = self._back_s = services.clock.monotonic_s()
 
     @property
     def over(self) -> bool:
@@ -161,6 +161,8 @@ class Job:
         node.reconnect(hello, send, self._joined_s)
         if unharmed:
             node.state, node.reason = NodeState.ACTIVE, ""
+        if node.state is NodeState.ACTIVE:
+            self._back_s = self._joined_s
         if self._state.phase is Phase.PREEMPTED:
             late_ranks.take_note(self._state, node)
         saves.tell_again(self._state, node)
@@ -294,7 +296,7 @@ class Job:
             self._adopt_found(found)
         quiet_s = now_s - self._joined_s
         if returning.awaited(state):
-            self._look_who_is_back(quiet_s)
+            self._look_who_is_back(now_s - self._back_s)
         match liveness.gathered(state, quiet_s=quiet_s):
             case Event.ADOPTED if state.phase is Phase.WAITING:
                 self._go_on()
@@ -477,10 +479,13 @@ class Job:
                 reason = "did not report to the new hub"
                 self._loop.report(faults.node_lost(member.node, reason, number, state.now_ns()))
 
-    def _look_who_is_back(self, quiet_s: float) -> None:
-        """End ranks that were not ended so far, once it is clear that the rest of their world is gone."""
+    def _look_who_is_back(self, alone_s: float) -> None:
+        """End ranks that were not ended so far, once it is clear that the rest of their world is gone.
+
+        `alone_s` is the time since one of the world came back last. Who else joins changes nothing.
+        """
         state = self._state
-        late = quiet_s > self._services.policy.adopt_timeout_s and not returning.all_back(state)
+        late = alone_s > self._services.policy.adopt_timeout_s and not returning.all_back(state)
         if late or returning.are_hopeless(state):
             state.attempt.stopped = True
             for node in returning.still_running(state):

@@ -244,3 +244,20 @@ def test_a_job_that_is_cut_off_again_and_again_before_its_first_step_is_not_give
             await _cut_off(fleet)
 
     run(scenario)
+
+
+def test_new_agents_that_join_one_after_the_other_do_not_make_it_wait_longer():
+    async def scenario():
+        fleet = await _given_up(policy=Policy(adopt_timeout_s=10.0, lost_state_wait_s=0.0))
+        await _back(fleet, "a")
+        for name in "cdef":
+            fleet.agents[name] = fleet.join(name, standby=True)
+            for _ in range(6):
+                for agent in fleet.agents.values():
+                    if agent.node.connected:
+                        agent.send_heartbeat()
+                await fleet.settle(0.5)
+        assert len(fleet.of("a", Stop)) == 1
+        assert (fleet.job.phase, [m.node for m in fleet.job.world]) == (Phase.RUNNING, ["a", "c"])
+
+    run(scenario)
