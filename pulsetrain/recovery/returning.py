@@ -42,6 +42,13 @@ def awaited(job: JobState) -> bool:
     return any(_trains(job, node) for node in job.members.active())
 
 
+def may_come(job: JobState) -> bool:
+    """Whether a job that waits may yet be taken over: nodes are back, or it has not waited for long."""
+    if job.phase is not Phase.WAITING or job.recovery is None or not _runs_on(job):
+        return False
+    return awaited(job) or job.in_phase_s() <= job.services.policy.adopt_timeout_s
+
+
 def all_back(job: JobState) -> bool:
     """Whether every node of the world is back with its ranks."""
     nodes = job.members.active()

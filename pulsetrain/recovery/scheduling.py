@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from pulsetrain.recovery import returning
 from pulsetrain.recovery.nodes import GONE, Node
 from pulsetrain.recovery.scheduler import Answer, NodeRequest, Scheduler, What
 from pulsetrain.recovery.state import JobState
@@ -72,6 +73,8 @@ def would(job: JobState, node: str, *, drained: bool) -> list[str]:
 def _missing(job: JobState) -> int:
     """How many nodes the job lacks: those it cannot run without, after a recovery also its standbys."""
     if job.phase is not Phase.WAITING and not (job.phase is Phase.RUNNING and job.history):
+        return 0
+    if returning.may_come(job):
         return 0
     working = [n for n in job.members.world_nodes() if n.state not in GONE]
     standbys = job.services.scheduler.config.standbys

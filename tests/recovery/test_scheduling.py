@@ -102,6 +102,28 @@ def test_a_scheduler_that_refuses_stops_no_recovery_and_is_told_of_and_counted()
     run(scenario)
 
 
+def test_nobody_is_asked_for_in_place_of_nodes_that_were_only_cut_off():
+    async def scenario():
+        scheduler = FakeScheduler()
+        fleet = await fleet_under(scheduler, "ab")
+        for name in "ab":
+            fleet.agents[name].drop(moves=True)
+        while fleet.job.phase is not Phase.WAITING:
+            await fleet.settle(0.5)
+        await fleet.settle(9.0)
+        fleet.agents["a"].reconnect(attempt=0, node_rank=0)
+        for _ in range(8):
+            await fleet.settle(1.0)
+            fleet.agents["a"].send_heartbeat()
+        assert scheduler.asked == []
+        for _ in range(4):
+            await fleet.settle(1.0)
+            fleet.agents["a"].send_heartbeat()
+        assert len(of(scheduler, "replace")) == 1
+
+    run(scenario)
+
+
 def test_a_job_without_a_standby_asks_for_one_node_and_never_for_the_evicted_one():
     async def scenario():
         scheduler = FakeScheduler()
