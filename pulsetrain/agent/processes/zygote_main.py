@@ -138,7 +138,7 @@ class RequestLoop:
         self._channel = channel
         self._children: set[int] = set()
         self._programs: set[int] = set()  # children that only start what trains, as a shell may
-        self._told_to_end: set[int] = set()
+        self._told: dict[int, set[int]] = {}  # signals by program
         self._lingering: dict[int, int] = {}  # programs that ended before what they started: their exit codes
         # A signal for all processes of a service is for the agent and the ranks. If this one died of it, the
         # kernel would kill the ranks while they save. The agent's end ends it.
@@ -202,7 +202,7 @@ class RequestLoop:
         if pid not in self._children:
             return
         if pid in self._programs and signum != signal.SIGCONT:
-            self._told_to_end.add(pid)
+            self._told.setdefault(pid, set()).add(signum)
         kill_group(pid, signum)
 
     def _tell(self, event: Event) -> None:
@@ -226,7 +226,7 @@ class RequestLoop:
     def _reap(self) -> None:
         while (ended := _peek_ended()) is not None:
             pid, code = ended
-            lingers = code != 0 and pid in self._told_to_end and has_members(pid)
+            lingers = self._was_told_to_end(pid, code) and has_members(pid)
             if code != 0 and not lingers:  # what a failed rank started must not outlive it
                 kill_group(pid, signal.SIGKILL)  # before `waitpid`: the group id is still its own
             os.waitpid(pid, 0)
@@ -235,6 +235,11 @@ class RequestLoop:
             else:
                 self._ended(pid, code)
 
+    def _was_told_to_end(self, pid: int, code: int) -> bool:
+        """Whether a signal ended a program. After one for the user's own use, status 0 is its own end."""
+        told = self._told.get(pid, set())
+        return bool(told if code != 0 else told.difference(FOR_USERS))
+
     def _look_at_lingering(self) -> None:
         for pid, code in list(self._lingering.items()):
             if not has_members(pid):
@@ -242,7 +247,8 @@ class RequestLoop:
                 self._ended(pid, code)
 
     def _ended(self, pid: int, code: int) -> None:
-        for pids in (self._children, self._programs, self._told_to_end):
+        self._told.pop(pid, None)
+        for pids in (self._children, self._programs):
             pids.discard(pid)
         self._tell({"op": "exit", "pid": pid, "code": code})
 

@@ -346,10 +346,10 @@ SLOW_END = (
 )
 
 
-def wrapped(zygote, folder, text):
+def wrapped(zygote, folder, text, trap=""):
     """A shell that runs a script and does not wait for it when it is told to end. And the script's pid."""
     (folder / "train.py").write_text(text)
-    line = f"{sys.executable} train.py & echo $! > pid; wait; exit 1"
+    line = f"{trap}{sys.executable} train.py & echo $! > pid; wait; exit 1"
     ran = Ran(zygote, folder, "", args=("bash", "-c", line), mode="exec", wait=False)
     assert until(lambda: "trains" in ran.out.read_text())
     return ran, int((folder / "pid").read_text())
@@ -361,6 +361,24 @@ def test_what_a_shell_started_has_the_time_that_was_given_to_the_rank(zygote, tm
     zygote.signal(ran.pid, signal.SIGTERM)
     assert ran.ended.wait(10)
     assert (ran.out.read_text(), ran.code) == ("trains\nsaved\n", -signal.SIGTERM)
+
+
+@pytest.mark.integration
+def test_so_it_has_where_the_shell_ends_with_status_0_on_the_signal(zygote, tmp_path):
+    ran, pid = wrapped(zygote, tmp_path, SLOW_END, trap="trap 'exit 0' TERM; ")
+    zygote.signal(ran.pid, signal.SIGTERM)
+    assert ran.ended.wait(10)
+    assert (ran.out.read_text(), ran.code, alive(pid)) == ("trains\nsaved\n", 0, False)
+
+
+@pytest.mark.integration
+def test_what_a_shell_leaves_behind_at_its_own_end_is_not_waited_for(zygote, tmp_path):
+    line = "trap '' USR1; echo trains; sleep 5 & sleep 0.2; exit 0"
+    ran = Ran(zygote, tmp_path, "", args=("bash", "-c", line), mode="exec", wait=False)
+    assert until(lambda: "trains" in ran.out.read_text())
+    zygote.signal(ran.pid, signal.SIGUSR1)
+    assert ran.ended.wait(4)
+    assert ran.code == 0
 
 
 @pytest.mark.integration
