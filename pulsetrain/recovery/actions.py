@@ -73,9 +73,10 @@ def _to_stop(job: JobState) -> list[Node]:
 async def _stop(job: JobState, nodes: Sequence[Node], reason: str) -> list[str]:
     """End the ranks of these nodes. Returns the nodes that could not."""
     wake_s = job.services.policy.reply_timeout_s + job.services.policy.survivor_wake_s
+    silences = _Silences(job)
 
     async def stop(node: Node) -> Reply:
-        await _until_heard(job, node)
+        await _until_heard(job, node, silences)
         reply = await job.ask(node, survivors.stop_command(job, reason), wake_s)
         job.attempt.stopped |= has_answered(reply)
         return reply
@@ -86,12 +87,26 @@ async def _stop(job: JobState, nodes: Sequence[Node], reason: str) -> list[str]:
     return [node.name for node, reply in zip(nodes, replies, strict=True) if reply.error]
 
 
-async def _until_heard(job: JobState, node: Node) -> None:
+async def _until_heard(job: JobState, node: Node, silences: _Silences) -> None:
     """Wait until a silent node is heard or lost. It would end its ranks once the network lets the command
     through, though a job that was only cut off trains on."""
-    policy, clock = job.services.policy, job.services.clock
-    while Silence(job.members, policy, clock.monotonic_s()).is_silent(node) and not job.ended_by:
+    while silences.now().is_silent(node) and not job.ended_by:
         await asyncio.sleep(POLL_S)
+
+
+class _Silences:
+    """Who is silent. A look takes as long as there are nodes, so all that ask at one time share it."""
+
+    def __init__(self, job: JobState) -> None:
+        self._job, self._at_s = job, 0.0
+        self._silence: Silence | None = None
+
+    def now(self) -> Silence:
+        services = self._job.services
+        now_s = services.clock.monotonic_s()
+        if self._silence is None or now_s - self._at_s >= POLL_S:
+            self._silence, self._at_s = Silence(self._job.members, services.policy, now_s), now_s
+        return self._silence
 
 
 async def _make_sure(job: JobState, reason: str) -> None:

@@ -22,6 +22,7 @@ from pulsetrain.recovery.checks import CheckReport
 from pulsetrain.recovery.membership import Membership
 from pulsetrain.recovery.nodes import Node, NodeState
 from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.silence import Silence
 from pulsetrain.recovery.state import JobState, Services
 from pulsetrain.recovery.transitions import Action, Event, Phase
 from pulsetrain.recovery.world_sizes import WorldSizes
@@ -81,6 +82,17 @@ def test_suspending_ends_the_ranks_of_the_world_and_leaves_standbys_alone():
     assert do(Action.SUSPEND, job) is Event.STOPPED
     assert (kinds(a), kinds(b), kinds(z)) == ([Stop], [Stop], [])
     assert "exit code 1" in a.commands[0].reason
+
+
+def test_who_is_silent_is_looked_at_once_for_all_nodes_that_are_to_stop(monkeypatch):
+    """A look goes over all nodes. With one for each of them the stop of a large job would take minutes."""
+    looks = []
+    monkeypatch.setattr(actions, "Silence", lambda *of: looks.append(of) or Silence(*of))
+    nodes = [FakeNode(f"n{number:02}") for number in range(20)]
+    job = job_of(*nodes, nnodes=20)
+    crashed(job)
+    assert do(Action.SUSPEND, job) is Event.STOPPED
+    assert (len(looks), {len(node.commands) for node in nodes}) == (1, {1})
 
 
 def test_suspending_waits_until_a_closed_connection_is_decided():
