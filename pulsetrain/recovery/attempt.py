@@ -19,6 +19,8 @@ class Attempt:
     `restore_step` is the step that it began from, -1 for none. `early_exits` are those that agents told a new
     hub before it knew who runs which rank, by rank. `program_refused` says why a node could not launch what
     an update wants, "" where all could. `image` has the processes that it brings back, None once they run.
+    `stepping_ns` is when a rank was first seen to have completed a step of it, 0: none was. `idle`: it ended
+    before it did anything useful.
     """
 
     number: int = -1
@@ -33,6 +35,8 @@ class Attempt:
     restore_step: int = -1
     program_refused: str = ""
     image: Image | None = None
+    stepping_ns: int = 0
+    idle: bool = True
 
     def finished_ranks(self) -> set[int]:
         """Ranks that ended with status 0."""

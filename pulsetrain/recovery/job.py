@@ -271,6 +271,7 @@ class Job:
             for node, reason in overdue:
                 self._lose(node, reason)
         self._note_what_came_early()
+        state.note_stepping()
         if state.works_without_steps() or state.adopted_under_way():
             state.under_way()
         begun_anew.look(state, self._loop)

@@ -123,6 +123,21 @@ class Membership:
         ]
         return max(ages, default=0)
 
+    def shortest_silence_ns(self, attempt: int, now_s: float) -> int | None:
+        """Time since any rank made progress, the age of its report included. None: none has made any."""
+        ages = [
+            age_ns + max(0, int((now_s - node.heartbeat_s) * 1e9))
+            for node in self.world_nodes()
+            if node.heartbeat is not None and node.heartbeat.attempt == attempt
+            for age_ns, progress in zip(
+                column(node.heartbeat.ranks, "progress_age_ns"),
+                column(node.heartbeat.ranks, "progress"),
+                strict=True,
+            )
+            if progress > 0
+        ]
+        return min(ages, default=None)
+
     def plan_restore(
         self,
         members: Sequence[WorldNode],

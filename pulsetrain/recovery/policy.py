@@ -73,7 +73,9 @@ class Policy:
     link_check_mbit: float = 0.0
     """Mbit/s that each transfer takes at most where links are measured at a stop. 0 is no limit."""
     stepless_s: float = 30.0
-    """Ranks that work for this long without a step count as running: their script reports no steps."""
+    """Ranks that work for this long without a step count as running: their script reports no steps.
+
+    So do those that work beside ranks that step, as actors beside a learner."""
     hang_patience_s: float = 45.0
     """How long a rank at fault must do nothing at all before the job is restarted.
 
@@ -115,7 +117,8 @@ class Policy:
     0: all ranks start anew after each fault."""
     no_progress_attempts: int = 3
     """Attempts in a row that end without one completed step, after which restarting is given up, unless a
-    node is replaced then. Evictions do not count. Lost nodes count where it is each time the same."""
+    node is replaced then. One whose ranks worked for 10 minutes does not count. Evictions do not count. Lost
+    nodes count where it is each time the same."""
     restart_wait_s: float = 1.0
     """How long to wait before a launch after the second fault in a row. It doubles with each further one.
 

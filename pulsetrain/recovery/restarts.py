@@ -15,7 +15,7 @@ UNEXPLAINED_S = 86400.0  # after so long a fault that names nobody is no second 
 class Restarts:
     """What counts towards giving up.
 
-    `idle` attempts in a row completed no step and failed by themselves. `idle_lost` counts for each node
+    `idle` attempts in a row did no useful work and failed by themselves. `idle_lost` counts for each node
     those that ended because it was lost. `unrestorable` holds (rank, step) of checkpoints that turned
     out to be whole nowhere, until an attempt trains again. `unexplained` counts faults in a row that name
     nobody and whose checks found nobody, each within a day of the one before, and `unexplained_s` is when the

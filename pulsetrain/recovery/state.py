@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from pulsetrain.core.clock import Clock
-from pulsetrain.protocol.messages import Command, Reply
+from pulsetrain.protocol.messages import Command, RankStatus, Reply
 from pulsetrain.recovery import faults
 from pulsetrain.recovery.agent_process import AgentProcess
 from pulsetrain.recovery.arithmetic_suspicion import ArithmeticSuspicions
@@ -45,6 +45,10 @@ SOON_STEPS = 5  # after the step that was restored. A failure so soon may be the
 NEVER_ASKED = (-2, -1)  # no attempt has this number
 NO_AGENT = AgentProcess(0, "")
 BUSY_NS = 10_000_000_000  # a rank whose last sign of work is younger than that works
+OTHERS_NS = (
+    10_000_000_000  # after the first step of a rank, in which all ranks of a synchronous job report theirs
+)
+WORKED_NS = 600_000_000_000  # an attempt whose ranks still worked so long after its launch was of use
 
 
 class Background(Protocol):
@@ -277,6 +281,9 @@ class JobState:
         self.resizing.why_not = ""
         self.hangs.forget()
         self._doubt(fault)
+        self.attempt.idle = not (self.attempt.first_step_done or self._worked_long())
+        if not self.attempt.idle:
+            self.restarts.forget_idle()
         self._count_idle(fault, 1)
         self.keep_restarts()
 
@@ -301,13 +308,18 @@ class JobState:
         self.keep_restarts()
 
     def _count_idle(self, fault: Fault, times: int) -> None:
-        """Count an attempt that ends without a step. An eviction or another size is no failure."""
-        if self.attempt.first_step_done:
+        """Count an attempt that ends without useful work. An eviction or another size is no failure."""
+        if not self.attempt.idle:
             return
         if fault.event in COUNTED:
             self.restarts.idle += times
         elif fault.event is Event.NODE_LOST:
             self.restarts.idle_lost[fault.node] += times
+
+    def _worked_long(self) -> bool:
+        """Whether a rank made progress long after the launch, whether or not it named a step."""
+        shown = self.members.shortest_silence_ns(self.attempt.number, self.services.clock.monotonic_s())
+        return shown is not None and self.now_ns() - shown - self.attempt.started_ns >= WORKED_NS
 
     def _of_the_hang(self, fault: Fault) -> Fault:
         """torch ends ranks that wait. Where it was named for which one they wait, that one is at fault."""
@@ -376,15 +388,34 @@ class JobState:
         if self.attempt.all_stepped(m.node for m in world):
             self.under_way()
 
+    def note_stepping(self) -> None:
+        """Note when a rank first completed a step of this attempt: others may never name one."""
+        attempt = self.attempt
+        if attempt.first_step_done or attempt.stepping_ns or self.last_step <= attempt.restore_step:
+            return
+        if any(self._has_stepped(rank) for rank in self.members.statuses(attempt.number)):
+            attempt.stepping_ns = self.now_ns()
+
+    def _has_stepped(self, rank: RankStatus) -> bool:
+        return rank.last_step > max(self.attempt.restore_step, rank.resumed_step)
+
     def works_without_steps(self) -> bool:
-        """Whether all ranks have worked for a while and none has named a step: the script names none."""
-        if self.phase is not Phase.RUNNING or self.attempt.first_step_done or not self.attempt.launched:
+        """Whether all ranks have worked for a while, and those that have completed no step name none.
+
+        Either the script names none at all, or only some ranks step, as a learner beside its actors.
+        """
+        attempt, now_ns = self.attempt, self.now_ns()
+        if self.phase is not Phase.RUNNING or attempt.first_step_done or not attempt.launched:
             return False
-        ran_s = (self.now_ns() - self.attempt.started_ns) / 1e9
-        ranks = self.members.statuses(self.attempt.number)
+        ran_s = (now_ns - attempt.started_ns) / 1e9
+        ranks = self.members.statuses(attempt.number)
         if ran_s < self.services.policy.stepless_s or len(ranks) < self.members.world_size:
             return False
-        return all(r.last_step < 0 and r.progress > 0 and r.progress_age_ns < BUSY_NS for r in ranks)
+        if attempt.stepping_ns:
+            if now_ns - attempt.stepping_ns < OTHERS_NS:
+                return False
+            return all(self._has_stepped(r) or _is_busy(r) for r in ranks)
+        return all(r.last_step < 0 and _is_busy(r) for r in ranks)
 
     def adopted_under_way(self) -> bool:
         """Whether each rank of an attempt that an earlier hub launched has done a step of it."""
@@ -426,6 +457,11 @@ class JobState:
             rank=rank,
             actor=actor,
         )
+
+
+def _is_busy(rank: RankStatus) -> bool:
+    """Whether the rank has shown work lately."""
+    return rank.progress > 0 and rank.progress_age_ns < BUSY_NS
 
 
 def _limits(policy: Policy) -> BackOffLimits:

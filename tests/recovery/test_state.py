@@ -91,6 +91,52 @@ def test_a_script_that_names_no_step_has_to_work_for_a_while(job, change, after_
     assert job.works_without_steps() is expected
 
 
+@pytest.mark.parametrize(
+    ("steps", "change", "expected"),
+    [
+        ((50, -1, -1, -1), {}, True),
+        ((50, 7, 7, 7), {"resumed_step": 7}, True),
+        ((50, -1, -1, -1), {"progress_age_ns": 11 * S}, False),
+        ((7, 7, 7, 7), {"resumed_step": 7}, False),
+    ],
+)
+def test_a_job_in_which_only_some_ranks_step_is_under_way_once_the_others_have_worked_for_a_while(
+    job, steps, change, expected
+):
+    job.enter(Phase.RUNNING)
+    job.attempt.launched, job.attempt.started_ns = True, job.now_ns()
+    for after_s in (2, 29):
+        job.services.clock.now_s += after_s
+        for name, ranks in (("a", (0, 1)), ("b", (2, 3))):
+            ranks = [status(r, last_step=steps[r], **change) for r in ranks]
+            job.members.nodes[name].take_heartbeat(heartbeat(name, *ranks), job.services.clock.now_s)
+        job.note_stepping()
+    assert job.works_without_steps() is expected
+
+
+def test_ranks_whose_first_steps_are_reported_one_after_the_other_are_waited_for(job):
+    job.enter(Phase.RUNNING)
+    job.attempt.launched, job.attempt.started_ns = True, job.now_ns()
+    job.services.clock.now_s += 300
+    report(job, last_step=-1)
+    node = job.members.nodes["a"]
+    node.take_heartbeat(heartbeat("a", status(0, last_step=0), status(1, last_step=0)), 0.0)
+    job.note_stepping()
+    assert not job.works_without_steps()
+
+
+@pytest.mark.parametrize(("silent_s", "idle"), [(1, 0), (60, 3)])
+def test_an_attempt_whose_ranks_worked_for_long_is_not_idle_though_it_was_never_seen_under_way(
+    job, silent_s, idle
+):
+    job.restarts.idle = 2
+    job.attempt.started_ns = job.now_ns()
+    job.services.clock.now_s += 630
+    report(job, last_step=-1, progress_age_ns=silent_s * S)
+    job.begin_recovery(faults.rank_failed(rank_exit(0, 1), S))
+    assert job.restarts.idle == idle
+
+
 def test_a_rank_that_has_not_reported_keeps_the_attempt_from_being_under_way(job):
     job.enter(Phase.RUNNING)
     job.attempt.launched = True
