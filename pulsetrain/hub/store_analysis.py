@@ -101,6 +101,13 @@ class _Said:
     verdicts: Sequence[Verdict] = ()
     looked_s: float = -math.inf
     took_s: float = 0.0
+    failed: bool = False
+    """The last question raised. Then nobody waits for a second answer."""
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the last look found something that another look should confirm."""
+        return self.dedup.doubtful and not self.failed
 
     def take(self, verdicts: Sequence[Verdict]) -> list[Finding]:
         """Take what was said now. Returns the findings that begin."""
@@ -143,7 +150,7 @@ class _Memory:
     @property
     def doubtful(self) -> bool:
         """Whether the last look found something that another look should confirm."""
-        return any(said.dedup.doubtful for said in (*self.said.values(), self.live))
+        return any(said.doubtful for said in (*self.said.values(), self.live))
 
     def due(self, now_s: float, *, calm: bool) -> list[Group]:
         """Who is slow, if that is to be asked, and at most one other group, so that the first is not late."""
@@ -158,7 +165,8 @@ class _Memory:
     def _wait_s(self, group: Group, now_s: float, *, calm: bool) -> float:
         """How long after its last look a group is asked again. It waits longer where its answer took long."""
         said, share = self.said[group], 0 if group == FIRST else OTHERS_SHARE
-        if said.dedup.doubtful or (group == FIRST and now_s < self.urgent_until_s):
+        urgent = group == FIRST and now_s < self.urgent_until_s and not said.failed
+        if said.doubtful or urgent:
             return 0.0
         wait_s = max(PERIODS_S[group], share * said.took_s)
         calm_share = CALM_SHARE if group == FIRST else CALM_OTHERS_SHARE
@@ -193,24 +201,30 @@ class StoreAnalysis:
             self.consider()
         now_s = self._clock.monotonic_s()
         if now_s >= self._look_s:
-            wait_s = await self.look_round()
+            await self.look_round()
             now_s = self._clock.monotonic_s()
-            self._look_s = now_s + wait_s
         return max(0.0, min(self._look_s, self._consider_s) - now_s)
 
     async def look_round(self) -> float:
         """Look at every job, as soon as rows have come since the last look, a second late at most.
 
-        Returns when to look again: sooner to confirm a doubtful finding, and where steps take longer.
+        Returns when to look again: sooner to confirm a doubtful finding, and where steps take longer. What
+        fails is raised at the end, and is asked again no sooner than what succeeds.
         """
+        failures = FailureCollector()
+        wait_s = await self._look_round(failures)
+        self._look_s = self._clock.monotonic_s() + wait_s
+        failures.raise_any()
+        return wait_s
+
+    async def _look_round(self, failures: FailureCollector) -> float:
         began_s, arrivals = self._clock.monotonic_s(), self._records.arrivals()
         if arrivals and arrivals == self._arrivals and began_s < self._latest_s:
             return CONSIDER_S if self._pace.calm else POLL_S
-        self._arrivals, failures, first_s = arrivals, FailureCollector(), 0.0
+        self._arrivals, first_s = arrivals, 0.0
         for name, job in list(self._jobs.items()):
             with failures.collect(f"job {name}"):
-                first_s += await self.look(job)
-        failures.raise_any()
+                first_s += await self._look(job, failures)
         now_s = self._clock.monotonic_s()
         took_s = now_s - began_s
         running = [m for name, m in self._memories.items() if self._phases.get(name) is Phase.RUNNING]
@@ -224,8 +238,11 @@ class StoreAnalysis:
         self._latest_s = began_s + took_s + wait_s + TURN_S
         return wait_s
 
-    async def look(self, job: Watched) -> float:
-        """Look at one job, if it trains. Returns how many seconds it took to say who is slow."""
+    async def _look(self, job: Watched, failures: FailureCollector) -> float:
+        """Look at one job, if it trains. Returns how many seconds it took to say who is slow.
+
+        A group that cannot be asked keeps no other one from being asked.
+        """
         before = job.snapshot()
         if not self._trains(before):
             return 0.0
@@ -234,8 +251,9 @@ class StoreAnalysis:
         if calm and not due:
             return 0.0
         for group in due:
-            took_s = await self._ask(job, before, memory, group)
-            first_s += took_s if group == FIRST else 0.0
+            with failures.collect(f"{group} of job {before.job}"):
+                await self._ask(job, before, memory, group)
+            first_s += memory.said[group].took_s if group == FIRST else 0.0
         newest_step = await asyncio.to_thread(self._records.newest_step, before.job, before.attempt)
         after = job.snapshot()
         verdicts = [self._lag(after, memory, newest_step), self._stack_detector(after.job)]
@@ -308,15 +326,18 @@ class StoreAnalysis:
         if changed or job.phase not in (Phase.RUNNING, *TERMINAL):
             self._records.hurry()
 
-    async def _ask(self, job: Watched, before: JobSnapshot, memory: _Memory, group: Group) -> float:
-        """Ask one group of analyzers and report what they say. Returns the seconds that it took."""
-        began_s, said = self._clock.monotonic_s(), memory.said[group]
-        look = await asyncio.to_thread(self._records.look, before.job, before.attempt, before.now_ns, [group])
-        said.looked_s, said.took_s = began_s, self._clock.monotonic_s() - began_s
+    async def _ask(self, job: Watched, before: JobSnapshot, memory: _Memory, group: Group) -> None:
+        """Ask one group of analyzers and report what they say. How long it took counts where it fails too."""
+        began_s, said, records = self._clock.monotonic_s(), memory.said[group], self._records
+        said.failed = True
+        try:
+            look = await asyncio.to_thread(records.look, before.job, before.attempt, before.now_ns, [group])
+            said.failed = False
+        finally:
+            said.looked_s, said.took_s = began_s, self._clock.monotonic_s() - began_s
         verdicts = look[group]
         if verdicts is not None:  # the same rows again confirm nothing, and end nothing
             self._report(job.snapshot(), memory, before.attempt, said, verdicts)
-        return said.took_s
 
     def _report(
         self, job: JobSnapshot, memory: _Memory, attempt: int, said: _Said, verdicts: Sequence[Verdict]

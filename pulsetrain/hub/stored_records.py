@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 
+import structlog
+
 from pulsetrain.analytics.analyze import (
     DEFAULT_WINDOW_STEPS,
     MACHINE_ANALYZERS,
@@ -18,15 +20,19 @@ from pulsetrain.analytics.analyze import (
     for_device,
 )
 from pulsetrain.analytics.machines.job_hardware import JobHardware
-from pulsetrain.analytics.slowness import stepless
+from pulsetrain.analytics.slowness import stepless, straggler
 from pulsetrain.analytics.slowness.device_peaks import Peak
 from pulsetrain.analytics.slowness.recent_timings import RecentTimings
 from pulsetrain.analytics.slowness.recent_transfers import RecentTransfers
 from pulsetrain.analytics.slowness.slowest import Slowest, slowest
-from pulsetrain.analytics.verdict import Inconclusive, Verdict
+from pulsetrain.analytics.slowness.timings import Timings
+from pulsetrain.analytics.verdict import Failed, Inconclusive, Verdict
+from pulsetrain.core.supervisor import one_line
 from pulsetrain.hub.store_analysis import Group
 from pulsetrain.stream.queries.queryable import OneThread, Queryable
 from pulsetrain.stream.queries.storage import stored_step
+
+log = structlog.get_logger()
 
 FORGET_NS = 120_000_000_000  # a job that was not asked about for so long has ended
 YOUNG_NS = 30_000_000_000  # for so long after the first look, rows of a new attempt may be on their way
@@ -65,6 +71,10 @@ class _Held:
     reloads: int = 0
     looked_ns: int = 0
     slowest: Slowest | None = None
+    unranked: bool = False
+    """It was logged that nobody could say who is slowest."""
+    unread: bool = False
+    """The timings could not be read at the last look, so they do not tell the newest step."""
     version: int = 0
     """How often anything new was found."""
     judged: dict[Group, int] = field(default_factory=dict)
@@ -142,7 +152,7 @@ class StoreRecords:
     def newest_step(self, job: str, attempt: int) -> int:
         """The newest step that is stored of any rank, -1 for none. After `look` it is known."""
         held = self._held.get(job)
-        if held is not None and held.timings.attempt == attempt:
+        if held is not None and held.timings.attempt == attempt and not held.unread:
             return held.timings.last_step
         return stored_step(self._store, job, attempt)
 
@@ -174,8 +184,9 @@ class StoreRecords:
         same = versions is not None and versions == held.versions and held.timings.holds(now_ns)
         if same and all(held.judged.get(group) == held.version for group in groups):
             return dict.fromkeys(groups)
-        held.versions = versions
+        held.versions, held.unread = versions, True
         timings = held.timings.look(store, now_ns)
+        held.unread = False
         if timings is None:
             blind = Inconclusive(analyzer=ANALYZE, reason="no step on record yet", blind=True)
             nothing = _patient(blind, held, now_ns)
@@ -187,7 +198,7 @@ class StoreRecords:
             held.reloads, held.transfers = held.timings.reloads, RecentTransfers()
         held.transfers.settled_before = held.timings.unsettled
         if held.timings.changed or held.slowest is None:
-            held.slowest = slowest(timings)
+            held.slowest = _ranked(timings, held)
         recent = Recent(timings=timings, transfers=held.transfers, hardware=held.hardware)
         said: dict[Group, list[Verdict] | None] = {}
         for group in groups:
@@ -204,7 +215,10 @@ class StoreRecords:
         None where no operation has come since the last look.
         """
         job, attempt = held.timings.job, held.timings.attempt
-        newest = stepless.newest(store, job, attempt, now_ns - RECENT_NS)
+        try:
+            newest = stepless.newest(store, job, attempt, now_ns - RECENT_NS)
+        except Exception as error:  # noqa: BLE001 - as in `guarded`
+            return [nothing, Failed(analyzer=straggler.NAME, error=one_line(error))]
         if newest is None:
             return [nothing]
         if newest == held.newest:
@@ -223,6 +237,17 @@ class StoreRecords:
         for job, held in list(self._held.items()):
             if now_ns - held.looked_ns > FORGET_NS:
                 del self._held[job]
+
+
+def _ranked(timings: Timings, held: _Held) -> Slowest | None:
+    """The slowest ranks. That they are not known keeps no analyzer from being asked."""
+    try:
+        return slowest(timings)
+    except Exception as error:  # noqa: BLE001 - a list beside the findings. It is logged once
+        if not held.unranked:
+            held.unranked = True
+            log.warning("slowest_ranks_unknown", job=timings.job, error=one_line(error))
+        return None
 
 
 def _patient(verdict: Verdict, held: _Held, now_ns: int) -> Verdict:

@@ -30,11 +30,13 @@ class Records:
         self.clock, self.took_s = clock, 0.0
         self.ranks, self.steps = [Healthy(analyzer="straggler")], [Healthy(analyzer="mfu")]
         self.machines = [Healthy(analyzer="network")]
-        self.newest, self.asked, self.stored, self.hurries = 5, [], 0, 0
+        self.newest, self.asked, self.stored, self.hurries, self.fails = 5, [], 0, 0, None
 
     def look(self, job, attempt, now_ns, groups):
         self.asked.append(list(groups))
         self.clock.now_s += self.took_s
+        if self.fails in groups:
+            raise OSError("no answer")
         return {group: getattr(self, group) for group in groups}
 
     def newest_step(self, job, attempt):
@@ -192,6 +194,34 @@ def test_one_job_whose_analysis_raises_does_not_blind_the_others():
         site.turn()
     assert raised.value.__notes__ == ["job broken"]
     assert "j" in site.sink.detected
+
+
+def test_a_group_that_cannot_be_asked_keeps_no_other_from_it_and_is_asked_no_more_often():
+    site, failures = Site(), []
+    site.records.fails, site.records.took_s = "ranks", 0.5
+    began_s = site.clock.now_s
+    while site.clock.now_s < began_s + 60.0:
+        try:
+            wait_s = asyncio.run(site.analysis.turn())
+        except OSError as error:
+            failures += error.__notes__
+            wait_s = 0.5  # as the supervisor waits
+        site.clock.now_s += max(0.01, wait_s)
+    assert set(failures) == {"ranks of job j"}
+    assert 20 <= len(failures) <= 24  # a fifth of a minute, each takes half a second
+    assert {v.analyzer for v in site.sink.detected["j"]} >= {"mfu", "network"}
+
+
+def test_nobody_waits_for_a_group_that_fails_to_say_again_what_was_doubtful():
+    site = Site()
+    site.records.ranks = [finding("straggler", confidence=0.5)]
+    site.turn()
+    site.records.fails = "ranks"
+    with pytest.raises(OSError, match="no answer"):
+        site.turn(after_s=AGAIN_S)
+    asked = len(site.records.asked)
+    assert site.turn(after_s=AGAIN_S) == TURN_S
+    assert len(site.records.asked) == asked
 
 
 def test_the_same_rows_again_confirm_nothing_and_end_nothing():

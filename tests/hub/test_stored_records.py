@@ -1,11 +1,14 @@
 """The store as the analysis asks it."""
 
 import pyarrow as pa
+import pytest
 
 from pulsetrain.analytics.analyze import MACHINE_ANALYZERS, STEP_ANALYZERS
 from pulsetrain.analytics.incidents.alert_state import AlertConfig
 from pulsetrain.analytics.incidents.alerts import AlertBook
+from pulsetrain.analytics.slowness import stepless
 from pulsetrain.analytics.verdict import Inconclusive
+from pulsetrain.hub import stored_records
 from pulsetrain.hub.stored_records import YOUNG_NS, StoreRecords
 from tests.analytics.fleet import fleet
 from tests.analytics.slowness.collectives_of import BEGAN_NS, Job, ddp, slow
@@ -100,6 +103,41 @@ def test_the_slowest_ranks_are_those_of_the_attempt_that_was_looked_at():
     records.look("j", 0, 0, ("ranks",))
     assert records.slowest("j", 0)["ranks"][0]["rank"] == 2
     assert records.slowest("j", 1) is None
+
+
+def test_ranks_are_judged_though_it_is_not_known_which_are_the_slowest(monkeypatch):
+    def broken(timings):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(stored_records, "slowest", broken)
+    records = StoreRecords(job_of(10))
+    assert records.look("j", 0, 0, ("ranks",))["ranks"]
+    assert records.slowest("j", 0) is None
+
+
+def test_rounds_that_cannot_be_read_leave_the_other_answers_and_say_that_they_failed(monkeypatch):
+    def broken(*args):
+        raise OSError("no table")
+
+    monkeypatch.setattr(stepless, "newest", broken)
+    nothing, failed = StoreRecords(Store()).look("j", 0, 0, ("ranks",))["ranks"]
+    assert (nothing.analyzer, failed.error) == ("analyze", "OSError: no table")
+
+
+def test_the_newest_step_is_asked_for_where_the_timings_could_not_be_read(monkeypatch):
+    store = job_of(10)
+    records = StoreRecords(store)
+    records.look("j", 0, 0, ("ranks",))
+
+    def broken(sql, params=None):
+        if "ORDER BY step DESC LIMIT 1" in sql:
+            return pa.table({"step": [12]})
+        raise OSError("no answer")
+
+    monkeypatch.setattr(store, "query", broken)
+    with pytest.raises(OSError, match="no answer"):
+        records.look("j", 0, 10**9, ("ranks",))
+    assert records.newest_step("j", 0) == 12
 
 
 class Inserts:
