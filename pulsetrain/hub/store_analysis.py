@@ -1,6 +1,7 @@
 """Findings from the stored records of running jobs.
 
-Who is slow is asked each second, because it is told in steps, and as soon as rows have come. What else the
+Who is slow is asked each second, because it is told in steps, and as soon as rows have come. That is asked
+too of a job that may name no steps (`early_rounds`). What else the
 steps show, and what machines show, costs more and may come some seconds later.
 
 Where heartbeats say that steps take longer, rows and looks come as fast as they may for some seconds.
@@ -24,6 +25,7 @@ from pulsetrain.analytics.slowness.step_rate import StepRate
 from pulsetrain.analytics.verdict import Finding, Verdict, findings
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.supervisor import FailureCollector
+from pulsetrain.hub import early_rounds
 from pulsetrain.hub.finding_dedup import FindingDedup, Key, key
 from pulsetrain.hub.live_watch import FindingSink, Watched
 from pulsetrain.hub.storage_lag import StorageLag
@@ -244,16 +246,21 @@ class StoreAnalysis:
         A group that cannot be asked keeps no other one from being asked.
         """
         before = job.snapshot()
-        if not self._trains(before):
+        trains = self._trains(before)
+        if not trains and not early_rounds.may_tell(before):
             return 0.0
         memory, calm = self._memory(before), self._pace.calm
         due, first_s = memory.due(self._clock.monotonic_s(), calm=calm), 0.0
+        if not trains:
+            due = [group for group in due if group == FIRST]
         if calm and not due:
             return 0.0
         for group in due:
             with failures.collect(f"{group} of job {before.job}"):
                 await self._ask(job, before, memory, group)
             first_s += memory.said[group].took_s if group == FIRST else 0.0
+        if not trains:
+            return first_s
         newest_step = await asyncio.to_thread(self._records.newest_step, before.job, before.attempt)
         after = job.snapshot()
         verdicts = [self._lag(after, memory, newest_step), self._stack_detector(after.job)]

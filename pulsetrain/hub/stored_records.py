@@ -35,7 +35,7 @@ from pulsetrain.stream.queries.storage import stored_step
 log = structlog.get_logger()
 
 FORGET_NS = 120_000_000_000  # a job that was not asked about for so long has ended
-YOUNG_NS = 30_000_000_000  # for so long after the first look, rows of a new attempt may be on their way
+YOUNG_NS = 30_000_000_000  # for so long after a job began to train, its first rows may be on their way
 RECENT_NS = 200_000_000_000  # operations of jobs without steps are looked for in so much time
 SMALL_RANKS = 1024  # up to so many, more threads cost a query more than they save
 ANALYZE = "analyze"  # says that there is no step at all
@@ -64,8 +64,8 @@ class _Held:
     """What is kept of one attempt between looks."""
 
     timings: RecentTimings
-    since_ns: int
-    """When it was first looked at."""
+    since_ns: int | None = None
+    """When others than ranks were first asked about: a job that may name no steps has no rows of them yet."""
     transfers: RecentTransfers = field(default_factory=RecentTransfers)
     hardware: JobHardware = field(default_factory=JobHardware)
     reloads: int = 0
@@ -142,9 +142,9 @@ class StoreRecords:
         said: dict[Group, list[Verdict] | None] = {}
         of_steps = [group for group in groups if group != "machines"]
         if of_steps:
-            said |= self._look(self._attempt(job, attempt, now_ns), of_steps, now_ns)
+            said |= self._look(self._attempt(job, attempt, now_ns, groups), of_steps, now_ns)
         if "machines" in groups:
-            analyzers, held = self._analyzers["machines"], self._attempt(job, attempt, now_ns)
+            analyzers, held = self._analyzers["machines"], self._attempt(job, attempt, now_ns, groups)
             verdicts = analyze(self._cheapest(job), job, attempt=attempt, now_ns=now_ns, analyzers=analyzers)
             said["machines"] = [_patient(verdict, held, now_ns) for verdict in verdicts]
         return said
@@ -164,12 +164,14 @@ class StoreRecords:
         """Have rows stored soon that this process stores."""
         self._hurry()
 
-    def _attempt(self, job: str, attempt: int, now_ns: int) -> _Held:
+    def _attempt(self, job: str, attempt: int, now_ns: int, groups: Collection[Group]) -> _Held:
         self._forget(now_ns)
         held = self._held.get(job)
         if held is None or held.timings.attempt != attempt:
             recent = RecentTimings(job, attempt, window=DEFAULT_WINDOW_STEPS)
-            held = self._held[job] = _Held(timings=recent, since_ns=now_ns)
+            held = self._held[job] = _Held(timings=recent)
+        if held.since_ns is None and set(groups) != {"ranks"}:
+            held.since_ns = now_ns
         held.looked_ns = now_ns
         return held
 
@@ -252,7 +254,7 @@ def _ranked(timings: Timings, held: _Held) -> Slowest | None:
 
 def _patient(verdict: Verdict, held: _Held, now_ns: int) -> Verdict:
     """The verdict. That no step is on record is no blindness yet where the attempt is young."""
-    young = now_ns - held.since_ns < YOUNG_NS
+    young = held.since_ns is None or now_ns - held.since_ns < YOUNG_NS
     if young and isinstance(verdict, Inconclusive) and verdict.analyzer == ANALYZE:
         return replace(verdict, blind=False)
     return verdict

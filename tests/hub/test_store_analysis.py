@@ -18,7 +18,7 @@ from pulsetrain.hub.store_analysis import (
 from pulsetrain.hub.watch_pace import WatchPace
 from pulsetrain.recovery.transitions import Phase
 from tests.hub.fakes import Clock, FakeJob, Sink, finding
-from tests.recovery.builders import node_snapshot, status
+from tests.recovery.builders import S, node_snapshot, status
 
 STACKS = Inconclusive(analyzer="stacks", reason="not tried yet in this attempt")
 
@@ -68,6 +68,57 @@ class Site:
 @pytest.mark.parametrize("change", [{"phase": Phase.STARTING}, {"first_step_done": False}])
 def test_only_a_job_that_trains_is_asked_about(change):
     site = Site(**change)
+    site.turn()
+    assert site.records.asked == []
+
+
+STARTS = {
+    "first_step_done": False,
+    "started_ns": 989 * S,
+    "nodes": tuple(
+        node_snapshot(name, *(status(rank, last_step=-1) for rank in ranks))
+        for name, ranks in (("a", (0, 1)), ("b", (2, 3)))
+    ),
+}
+"""A job of which all ranks work, and none has named a step, 11 s after its launch."""
+
+
+def test_who_is_slow_is_asked_of_a_job_that_names_no_steps_before_it_counts_as_training():
+    site = Site(**STARTS)
+    site.records.ranks = [finding("straggler", confidence=0.95)]
+    for _ in range(8):
+        site.turn(after_s=TURN_S)
+    assert site.records.asked == [["ranks"]] * 8
+    assert [f.kind for f in site.sink.new] == ["straggler"]
+    assert not site.pace.calm
+    site.job.changes = {}  # a step at last: rounds say no more
+    site.records.ranks = [Healthy(analyzer="straggler")]
+    for _ in range(6):
+        site.turn(after_s=TURN_S)
+    assert site.sink.still_open["j", "stored"] == []
+    assert ["machines"] in site.records.asked
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"phase": Phase.CHECKING},
+        {"started_ns": 991 * S},
+        {"nodes": STARTS["nodes"][:1]},
+        *(
+            {"nodes": (STARTS["nodes"][0], node_snapshot("b", status(2, last_step=-1), status(3, **rank)))}
+            for rank in ({"last_step": 0}, {"last_step": -1, "progress": 0})
+        ),
+        {
+            "nodes": (
+                STARTS["nodes"][0],
+                node_snapshot("b", *(status(r, last_step=-1, progress_age_ns=6 * S) for r in (2, 3))),
+            )
+        },
+    ],
+)
+def test_a_starting_job_is_not_asked_about_unless_all_its_ranks_work_and_name_no_step(change):
+    site = Site(**(STARTS | change))
     site.turn()
     assert site.records.asked == []
 

@@ -59,6 +59,17 @@ def test_nobody_is_told_that_a_new_attempt_has_no_rows_yet(tmp_path):
     book.close()
 
 
+def test_a_job_that_starts_for_long_is_as_young_as_ever_once_it_trains():
+    records = StoreRecords(Store())
+    for second in range(0, 120, 10):
+        said = records.look("j", 0, second * 10**9, ("ranks",))["ranks"]
+        assert not any(verdict.blind for verdict in said)
+    records.look("j", 0, 120 * 10**9, ("steps",))
+    for after_ns, blind in ((YOUNG_NS - 1, False), (YOUNG_NS, True)):
+        (verdict,) = records.look("j", 0, 120 * 10**9 + after_ns, ("ranks",))["ranks"]
+        assert verdict.blind is blind
+
+
 def test_a_slow_rank_of_a_job_without_steps_is_named_by_its_collectives():
     """The same operations again confirm nothing."""
     store = CollectivesStore(ddp(Job(factor=slow(2, 1.4)), 160))

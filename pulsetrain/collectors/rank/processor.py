@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from os import pread
 from time import thread_time_ns
 
@@ -16,10 +17,13 @@ from pulsetrain.records.schema import CATEGORIES
 SHARE = 200  # a loss is written if it is at least 1/200 of the step
 MOST = 16  # so many waits of a step are looked into, in a long step one for each `SAMPLE_NS`
 SAMPLE_NS = 20_000_000
-STEPLESS_NS = 20_000_000_000  # after the first wait, from which a thread without a step names none
+STEPLESS_NS = 6_000_000_000  # after the first wait, from which a thread without a step names none
 MARK_NS = 250_000_000  # how often it is written there
 NEVER = 1 << 62
 UNREADABLE = (OSError, ValueError, IndexError)
+
+Measured = tuple[int, int, int]
+"""In ns: waited in the run queue outside of waits, ran outside of them or stood in them, held by a quota."""
 
 
 def install(handle: Handle) -> None:
@@ -53,9 +57,10 @@ class ProcessorWaits:
     another thread. Each span begins with the step and is as long as all its pieces together. Time in which
     the main thread stands still for a collective does not count.
 
-    Where no step ends for 20 s after the first wait, the script names none. There both are written after a
+    Where no step ends for 6 s after the first wait, the script may name none. There both are written after a
     wait, four times a second: what was lost since the time before. `cpu_wait` is written even where it is 0,
-    so that its start tells when this time begins.
+    so that its start tells when this time begins. A step that ends after all is written with what is left of
+    its total.
 
     To ask the kernel takes 15 microseconds where caches are cold. So in a step with many waits only the first
     and some others are looked into, and each of the rest counts as the mean of these. Totals of the whole
@@ -63,9 +68,20 @@ class ProcessorWaits:
     """
 
     __slots__ = (
-        *("_blocked", "_depth", "_entered", "_every", "_heads", "_held", "_in_waits", "_lane", "_now"),
-        *("_mark_at", "_marked", "_quota", "_ring", "_sampled", "_samples", "_seen", "_since", "_state"),
-        *("_stood", "_turn", "_waits"),
+        *("_before", "_blocked", "_depth", "_entered", "_every", "_heads", "_held", "_in_waits", "_lane"),
+        *(
+            "_mark_at",
+            "_marked",
+            "_now",
+            "_quota",
+            "_ring",
+            "_sampled",
+            "_samples",
+            "_seen",
+            "_since",
+            "_state",
+        ),
+        *("_stood", "_turn", "_waits", "_written"),
     )
 
     def __init__(self, state: RankState, queue: RunQueue, quota: Quota | None = None) -> None:
@@ -83,6 +99,8 @@ class ProcessorWaits:
         self._sampled = False  # the wait that is on is looked into
         self._since = 0  # when it began
         self._seen = self._entered = self._now()
+        self._before = (0, 0, 0)  # of this step, before it was last marked: as `_measured` says it
+        self._written = (0, 0)  # of this step's losses, by marks
         self._mark_at = 0  # when to write without a step
         self._marked = -1  # when that was done last. 0: not yet, below 0: there was no wait yet
 
@@ -124,9 +142,15 @@ class ProcessorWaits:
             return
         self._marked, self._mark_at = at, at + MARK_NS
         try:
-            self._write(self._state.step, began or at, at - (began or at), always=began > 0)
+            measured = self._measured(at, at - (began or at))
         except UNREADABLE:
             self._give_up()
+            return
+        self._before = _sum(self._before, measured)
+        if began:
+            lost = [max(0, ns) for ns in _losses(measured, at - began)]
+            self._written = self._written[0] + lost[0], self._written[1] + lost[1]
+            self._write(self._state.step, began, at - began, lost, always=True)
 
     def _give_up(self) -> None:
         """The script has closed the descriptor. Steps and waits go on without us."""
@@ -148,35 +172,42 @@ class ProcessorWaits:
 
     def end_step(self, step: int, start: int, duration: int) -> None:
         """Write what the step lost, unless that is next to nothing."""
-        end, self._mark_at = start + duration, NEVER
-        start = max(start, self._marked)  # the rest of a very long one was written
-        self._marked = -1
+        self._mark_at, self._marked, waiting = NEVER, -1, self._depth > 0
         try:
-            self._write(step, start, end - start)
+            measured = self._measured(start + duration, duration)
         except UNREADABLE:
             self._give_up()
+            return
+        waited, off = _losses(_sum(self._before, measured), duration)
+        written, self._before, self._written = self._written, (0, 0, 0), (0, 0)
+        self._write(step, start, duration, (waited - written[0], 0 if waiting else off - written[1]))
 
-    def _write(self, step: int, start: int, duration: int, *, always: bool = False) -> None:
-        """Write what was lost in this time, which ends now. `always`: `cpu_wait` even where it is 0.
+    def _measured(self, at: int, duration: int) -> Measured:
+        """What is known of the time since this was asked last, up to now (`at`, `perf_counter_ns`).
 
-        Without a duration nothing is written. Raises one of `UNREADABLE`.
+        It took `duration`, which tells how many of the next waits to look into. Raises one of `UNREADABLE`.
         """
         now = self._now()
         waiting = self._depth > 0
         if waiting:
-            self._cut_wait(now, start + duration)
+            self._cut_wait(now, at)
         since = zip(now, self._seen, self._in_all_waits(), strict=True)
         waited, ran = (end - begin - inside for end, begin, inside in since)
-        off = duration - (self._state.blocked - self._blocked) - waited - ran
+        blocked = self._state.blocked - self._blocked
         self._seen, self._in_waits, self._blocked = now, (0, 0), self._state.blocked
         self._every = every(self._waits, duration)
         self._waits, self._samples, self._stood = int(waiting), 0, 0
         held, self._held = self._held, self._quota.held_ns()
-        quota = min(max(0, waited), self._held - held)  # in the run queue, as the kernel sees it
-        for head, lost in zip(self._heads, (waited - quota, 0 if waiting else off + quota), strict=True):
+        return waited, ran + blocked, self._held - held
+
+    def _write(
+        self, step: int, start: int, duration: int, losses: Sequence[int], *, always: bool = False
+    ) -> None:
+        """Write losses that are not next to nothing. `always`: `cpu_wait` even where it is 0."""
+        for head, lost in zip(self._heads, losses, strict=True):
             if duration and (always or lost * SHARE > duration):
-                lost, always = max(0, lost), False
-                self._ring.span(head, span_context(step, -1, self._lane), start, start + lost)
+                shown, always = max(0, lost), False
+                self._ring.span(head, span_context(step, -1, self._lane), start, start + shown)
 
     def _cut_wait(self, now: tuple[int, int], at: int) -> None:
         """A wait goes on past the end of its step. What is left of it is the next step's."""
@@ -185,6 +216,17 @@ class ProcessorWaits:
         else:
             self._stood += at - self._since
         self._entered, self._since, self._sampled = now, at, True
+
+
+def _losses(measured: Measured, duration: int) -> tuple[int, int]:
+    """How long the thread queued and was off the processor in so much time. Below 0 for noise."""
+    waited, others, held = measured
+    quota = min(max(0, waited), held)  # in the run queue, as the kernel sees it
+    return waited - quota, duration - others - waited + quota
+
+
+def _sum(one: Measured, other: Measured) -> Measured:
+    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
 
 
 def every(waits: int, duration: int) -> int:

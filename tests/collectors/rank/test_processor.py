@@ -239,7 +239,7 @@ def test_where_no_step_ends_the_losses_are_written_four_times_a_second(ring):
     state, reader = ring
     queue = Queue()
     waits = processor.ProcessorWaits(state, queue)
-    at = stepless(waits, state, queue, begin=1_000, lost=0.5, seconds=20)
+    at = stepless(waits, state, queue, begin=1_000, lost=0.5, seconds=6)
     assert spans(reader) == []
     queue.looks = 0
     stepless(waits, state, queue, begin=at, lost=0.5, seconds=10)
@@ -251,15 +251,22 @@ def test_where_no_step_ends_the_losses_are_written_four_times_a_second(ring):
     assert queue.looks <= 2 * 200 + 40
 
 
-def test_a_step_that_ends_late_after_all_counts_what_is_left_of_it_once(ring):
+@pytest.mark.parametrize("seconds", [5, 7, 15, 40])
+def test_a_step_that_ends_late_after_all_has_its_whole_loss_once(ring, seconds):
     state, reader = ring
     queue = Queue()
     waits = processor.ProcessorWaits(state, queue)
-    at = stepless(waits, state, queue, begin=1_000, lost=0.5, seconds=21)
+    at = stepless(waits, state, queue, begin=1_000, lost=0.5, seconds=seconds)
     waits.end_step(0, 1_000, at - 1_000)
-    before = spans(reader)
-    assert sum(s[2] for s in before if s[0] == "off_cpu") <= 0.5 * 1e9
+    written = spans(reader)
+    assert {step for _, step, _ in written} == {0}
+    assert sum(ns for name, _, ns in written if name == "off_cpu") == seconds * 400_000_000
+    assert sum(ns for name, _, ns in written if name == "cpu_wait") == 0
     begin = at
     at = stepless(waits, state, queue, begin=begin, lost=0.0, seconds=30)
     waits.end_step(1, begin, at - begin)
     assert spans(reader) == []
+    begin = at
+    at = stepless(waits, state, queue, begin=begin, lost=0.25, seconds=10)
+    waits.end_step(2, begin, at - begin)
+    assert spans(reader) == [("off_cpu", 2, 2_000_000_000)]
