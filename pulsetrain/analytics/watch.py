@@ -127,7 +127,8 @@ def look(view: JobView, config: WatchConfig | None = None) -> HangLook:
     stall = Stall(view=view, config=config, diagnosis=diagnosis, stall_ns=stall_ns)
     verdicts = stall.verdicts()
     if stall_ns < limit_ns:
-        verdicts = [v for v in verdicts if isinstance(v, Finding) and v.evidence["condition"] in PROVEN]
+        named = [v for v in verdicts if isinstance(v, Finding)]
+        verdicts = [v for v in named if v.evidence["condition"] in PROVEN or v.evidence["starting"]]
     return HangLook(
         verdicts=tuple(calibration.apply(verdicts, covered=not view.has_gpus)) or (healthy,),
         stall_ns=stall_ns,

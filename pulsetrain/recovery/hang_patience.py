@@ -260,6 +260,7 @@ class HangPatience:
         """Return how long a hang must last that may be a pause."""
         condition, timeout_ns = _text(hang, "condition"), _number(hang, "timeout_ns")
         pauses = condition in VOLUNTARY or (condition == "network" and not _shows_no_data(hang))
+        pauses = pauses or bool(hang.evidence.get("starting"))  # it is named early, and waited for as ever
         base_ns = self._pause_ns if pauses else self._patience_ns
         if pauses and hang.evidence.get("timeout_chosen"):
             base_ns = max(base_ns, timeout_ns)

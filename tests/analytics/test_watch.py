@@ -483,6 +483,34 @@ def test_a_held_gil_is_named_and_certain_after_its_limit(held_s, certain):
     assert finding.evidence["certain"] is certain
 
 
+def early(rank):
+    """A rank of a job in its start."""
+    return replace(
+        rank, last_step=-1, groups=tuple(replace(g, completed=max(1, g.completed)) for g in rank.groups)
+    )
+
+
+def test_a_held_gil_in_the_start_is_named_at_once_where_peers_wait_in_a_collective_and_is_never_certain():
+    ranks = [early(rank) for rank in stuck_job(3, silent_s=20, state="sleeping")]
+    known = {"activity": {3: active(3)}, "postures": {3: stands(3, 20, gil="MainThread")}}
+    (finding,) = findings(hang(view(ranks, first_step_done=False, **known)))
+    assert (finding.subject, finding.evidence["condition"]) == ("3", "held_gil")
+    assert (finding.evidence["certain"], finding.evidence["starting"]) == (False, True)
+    assert finding.evidence["looked_at_ns"] == 60 * S
+
+
+@pytest.mark.parametrize("change", ["nothing done together", "works", "does nothing"])
+def test_other_silences_in_the_start_are_given_their_minute(change):
+    ranks = [early(rank) for rank in stuck_job(3, silent_s=20, state="sleeping")]
+    gil = "" if change == "does nothing" else "MainThread"
+    known = {"activity": {3: active(3)}, "postures": {3: stands(3, 20, gil=gil)}}
+    if change == "nothing done together":
+        ranks[3] = replace(ranks[3], groups=tuple(replace(g, completed=0) for g in ranks[3].groups))
+    if change == "works":
+        known["activity"] = {3: active(3, still_ns=0, io_bytes_s=1e6)}
+    assert findings(hang(view(ranks, first_step_done=False, **known))) == []
+
+
 @pytest.mark.parametrize(("turns_s", "named", "certain"), [(2, 0, None), (10, 1, False), (50, 1, True)])
 def test_a_loop_is_named_once_readings_agree_and_certain_after_its_limit(turns_s, named, certain):
     ranks = stuck_job(3, silent_s=60, state="running")

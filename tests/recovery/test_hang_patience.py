@@ -166,6 +166,12 @@ def test_what_is_named_sooner_than_others_is_not_acted_on_sooner():
     assert acted_at(HangPatience(45, 600), range(2000), [pausing(**waits)], can_resume=False) is None
 
 
+def test_a_held_gil_that_is_named_in_the_start_is_waited_for_as_any_pause_there():
+    held = {"condition": "held_gil", "starting": True, "looked_at_ns": 60 * S}
+    assert acted_at(HangPatience(45, 600), range(2000), [pausing(**held)]) == 660
+    assert acted_at(HangPatience(45, 600), range(2000), [pausing(**held)], can_resume=False) is None
+
+
 def test_a_loop_without_a_checkpoint_is_given_minutes():
     loop = [hang(condition="loop")]
     assert acted_at(HangPatience(45), range(900), loop) == 0

@@ -11,6 +11,7 @@ from pulsetrain.analytics.hangs.condition import Condition
 from pulsetrain.analytics.hangs.hang import HangDiagnosis
 from pulsetrain.analytics.hangs.job_view import JobView, WatchConfig, slow_phase
 from pulsetrain.analytics.verdict import Finding, Inconclusive, SubjectType, Verdict
+from pulsetrain.protocol.messages import RankStatus
 
 OF_BROKEN_LINKS = ("waits", "still", "unknown", "network")  # conditions of a rank that waits for a network
 PROVEN = ("frozen", "mismatch")  # conditions that are named wherever the job stands
@@ -103,7 +104,15 @@ class Stall:
             activity = replace(activity, cpu_ratio=min(activity.cpu_ratio, 1.0), faults_s=0.0)
         slow = slow_phase(status) if self.view.first_step_done else "its start"
         found = condition.judge(status.state, slow, activity, posture)
+        if self._is_awaited(status):
+            usual = condition.judge(status.state, slow_phase(status), activity, posture)
+            found = usual if usual.kind == "held_gil" else found
         return replace(found, kind="spin") if found.kind == "device" and not self.view.has_gpus else found
+
+    def _is_awaited(self, status: RankStatus) -> bool:
+        """Whether peers wait for the rank in a collective, after others that it has done: it has started."""
+        of_rank = self.diagnosis.verdict == "rank" and status.rank in self.diagnosis.culprits
+        return of_rank and any(group.completed > 0 for group in status.groups)
 
     def _network(self) -> Condition:
         """Return what ranks do that all wait: a processor that spins for the device says nothing."""
@@ -147,6 +156,8 @@ class Stall:
         """Whether the hang cannot end by itself."""
         limits_s = {"held_gil": self.config.held_gil_s, "loop": self.config.loop_s}
         if found.kind in limits_s:
+            if found.kind == "held_gil" and not self.view.first_step_done:
+                return False
             return found.lasts_ns >= limits_s[found.kind] * 1e9
         return found.kind in ("frozen", "mismatch")
 
@@ -186,13 +197,16 @@ class Stall:
 
     def _evidence_of(self, found: Condition) -> dict[str, object]:
         """Return what decides when the job may be stopped for it."""
-        place = self.place()
+        place, config = self.place(), self.config
+        starting = found.kind == "held_gil" and not self.view.first_step_done
+        sooner_s = config.spin_s if found.kind == "device" else config.start_s if starting else 0.0
         return {
+            "starting": starting,
             "certain": self._is_certain(found),
             "condition": found.kind,
             "condition_why": found.why,
             "condition_ns": found.lasts_ns,
-            "looked_at_ns": int(self.config.spin_s * 1e9) if found.kind == "device" else 0,
+            "looked_at_ns": int(sooner_s * 1e9),
             "place": place,
             "usual_ns": self.view.usual_ns.get(place, 0),
             **self._timeout(),
