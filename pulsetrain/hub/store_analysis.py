@@ -7,7 +7,7 @@ steps show, and what machines show, costs more and may come some seconds later.
 Where heartbeats say that steps take longer, rows and looks come as fast as they may for some seconds.
 
 While a job is steady all of that waits longer (`watch_pace`). A job is steady where its attempt is not young,
-its steps take as long as before, nothing is doubtful, and no finding is open that is new.
+its steps take as long as before or nobody names any, nothing is doubtful, and no finding is open that is new.
 """
 
 from __future__ import annotations
@@ -311,8 +311,9 @@ class StoreAnalysis:
             self._records.hurry()
             memory.urgent_until_s = now_s + SUSPECT_S
             self._look_s = now_s
+        names_none = job.last_step < 0  # then nothing tells how long its steps take
         return (
-            memory.rate.known
+            (memory.rate.known or names_none)
             and not memory.doubtful
             and now_s >= max(memory.young_until_s, memory.changed_s + NEW_S)
         )

@@ -36,7 +36,8 @@ log = structlog.get_logger()
 
 FORGET_NS = 120_000_000_000  # a job that was not asked about for so long has ended
 YOUNG_NS = 30_000_000_000  # for so long after a job began to train, its first rows may be on their way
-RECENT_NS = 200_000_000_000  # operations of jobs without steps are looked for in so much time
+RECENT_NS = stepless.LONGEST_S * 10**9  # operations of jobs without steps are looked for in so much time
+AGAIN_NS = 60_000_000_000  # where they are too many to read, they are counted again after so long
 SMALL_RANKS = 1024  # up to so many, more threads cost a query more than they save
 ANALYZE = "analyze"  # says that there is no step at all
 RANK_ANALYZERS = frozenset({"straggler"})
@@ -81,6 +82,8 @@ class _Held:
     """The version that each group of analyzers saw last."""
     newest: stepless.Newest | None = None
     """Operations of a job without steps, as of the last look."""
+    unreadable_ns: int | None = None
+    """When they were found to be too many, None where they are not."""
     versions: Versions | None = None
     """Of what the timings are read from, before they were read last."""
 
@@ -214,9 +217,12 @@ class StoreRecords:
     ) -> list[Verdict] | None:
         """Who is slow by rounds of collectives, beside `nothing`, which says that other analyzers are blind.
 
-        None where no operation has come since the last look.
+        None where no operation has come since the last look, or where they were too many a moment ago.
         """
         job, attempt = held.timings.job, held.timings.attempt
+        if held.unreadable_ns is not None and 0 <= now_ns - held.unreadable_ns < AGAIN_NS:
+            return None
+        held.unreadable_ns = None
         try:
             newest = stepless.newest(store, job, attempt, now_ns - RECENT_NS)
         except Exception as error:  # noqa: BLE001 - as in `guarded`
@@ -226,6 +232,8 @@ class StoreRecords:
         if newest == held.newest:
             return None
         held.newest = newest
+        if newest.begin_s(stepless.WINDOW_S) is None:
+            held.unreadable_ns = now_ns
         return [nothing, *stepless.analyze(newest, store, job, attempt, now_ns=now_ns)]
 
     def _cheapest(self, job: str) -> Queryable:

@@ -325,6 +325,20 @@ def test_a_steady_job_is_looked_at_seldom_and_promptly_again_when_its_steps_beco
     assert not site.pace.calm
 
 
+def test_a_job_that_names_no_steps_is_steady_where_nothing_is_doubtful():
+    nameless = {"nodes": (node_snapshot("a", status(0, last_step=-1)),)}
+    site, calm = Site(**nameless), []
+    site.records.took_s = 0.03
+    for second in range(150):
+        site.records.ranks = [finding("straggler", confidence=0.5)] if second >= 140 else []
+        site.clock.now_s += 1.0
+        asyncio.run(site.analysis.turn())
+        calm.append(site.pace.calm)
+    assert calm[20:25] == [False] * 5  # it is young
+    assert calm[100:140] == [True] * 40
+    assert not calm[-1]
+
+
 def test_longer_steps_have_rows_and_looks_come_as_fast_as_they_may_for_some_seconds():
     site = Site()
     site.records.took_s = 0.05

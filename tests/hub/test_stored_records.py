@@ -135,6 +135,27 @@ def test_rounds_that_cannot_be_read_leave_the_other_answers_and_say_that_they_fa
     assert (nothing.analyzer, failed.error) == ("analyze", "OSError: no table")
 
 
+def test_operations_that_are_too_many_to_read_are_counted_once_a_minute():
+    many = pa.table({"second": [99], "operations": [10**7]})
+    store, counted = Store(), []
+
+    def query(sql, params=None):
+        if "operations" not in sql:
+            return pa.table({})
+        counted.append(params["since_ns"])
+        return many
+
+    store.query = query
+    records, second = StoreRecords(store), 10**9
+    (_, told) = records.look("j", 0, 1000 * second, ("ranks",))["ranks"]
+    assert stepless.TOO_MANY in told.reason
+    for later in range(1, 60):
+        assert records.look("j", 0, (1000 + later) * second, ("ranks",)) == {"ranks": None}
+    assert counted == [(1000 - stepless.LONGEST_S) * second]
+    many = pa.table({"second": [1060], "operations": [10**7]})
+    assert stepless.TOO_MANY in records.look("j", 0, 1060 * second, ("ranks",))["ranks"][1].reason
+
+
 def test_the_newest_step_is_asked_for_where_the_timings_could_not_be_read(monkeypatch):
     store = job_of(10)
     records = StoreRecords(store)
