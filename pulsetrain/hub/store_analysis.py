@@ -27,6 +27,7 @@ from pulsetrain.core.clock import Clock
 from pulsetrain.core.supervisor import FailureCollector
 from pulsetrain.hub import early_rounds
 from pulsetrain.hub.finding_dedup import FindingDedup, Key, key
+from pulsetrain.hub.left_behind import LeftBehind
 from pulsetrain.hub.live_watch import FindingSink, Watched
 from pulsetrain.hub.storage_lag import StorageLag
 from pulsetrain.hub.watch_pace import STEADY_S, WatchPace, calm_wait_s
@@ -133,6 +134,7 @@ class _Memory:
     live: _Said = field(default_factory=lambda: _every(TURN_S))
     lag: StorageLag = field(default_factory=StorageLag)
     rate: StepRate = field(default_factory=StepRate)
+    left_behind: LeftBehind = field(default_factory=LeftBehind)
     changed_s: float = -math.inf
     """When the attempt was first looked at, or when a finding last began or ended."""
     young_until_s: float = math.inf
@@ -345,7 +347,10 @@ class StoreAnalysis:
             said.looked_s, said.took_s = began_s, self._clock.monotonic_s() - began_s
         verdicts = look[group]
         if verdicts is not None:  # the same rows again confirm nothing, and end nothing
-            self._report(job.snapshot(), memory, before.attempt, said, verdicts)
+            after = job.snapshot()
+            if group == FIRST:
+                verdicts = memory.left_behind.look(after, verdicts, self._clock.monotonic_s())
+            self._report(after, memory, before.attempt, said, verdicts)
 
     def _report(
         self, job: JobSnapshot, memory: _Memory, attempt: int, said: _Said, verdicts: Sequence[Verdict]

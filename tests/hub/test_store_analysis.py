@@ -224,6 +224,17 @@ def test_steps_that_are_not_stored_are_a_finding():
     assert [f.kind for f in site.sink.new] == ["no_data"]
 
 
+def test_nobody_is_said_to_be_healthy_of_ranks_that_were_left_behind():
+    site = Site(nodes=(node_snapshot("a", status(0, last_step=900), status(1, last_step=900)),))
+    site.records.ranks, answers = [Healthy(analyzer="straggler", numbers={"ranks": 2})], []
+    for _ in range(30):
+        site.turn(after_s=TURN_S)
+        answers.append(site.sink.detected["j"][0])
+    assert isinstance(answers[0], Healthy)
+    assert isinstance(answers[-1], Inconclusive)
+    assert "2 of 4" in answers[-1].reason
+
+
 def test_what_was_found_in_an_attempt_that_is_over_is_not_reported():
     site = Site()
     original = site.records.look
