@@ -224,3 +224,10 @@ def test_a_job_that_names_no_steps_is_looked_at_by_its_collectives(store):
         analyze(store, "stepless", StepRange(since=5), now_ns=DAY)
     (old,) = analyze(store, "stepless", attempt=0, now_ns=DAY)
     assert old.blind
+
+
+def test_a_node_whose_clock_is_far_off_is_read_up_to_its_own_newest_operation(store):
+    job = Job(factor=slow(2, 1.4), clock=(0, 45e9))
+    insert_operations(store, "apart", ddp(job, 320).table(), category="communication")
+    (_, finding) = analyze(store, "apart", now_ns=DAY)
+    assert (finding.kind, finding.subject) == ("straggler", "2")

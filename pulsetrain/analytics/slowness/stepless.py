@@ -7,19 +7,24 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from pulsetrain.analytics import calibration
+from pulsetrain.analytics.selection import ranges
 from pulsetrain.analytics.slowness import arrivals, rounds, straggler
 from pulsetrain.analytics.slowness.load_timings import TimingsBuilder
 from pulsetrain.analytics.slowness.operations import operations_of
 from pulsetrain.analytics.slowness.pipeline_order import stages
 from pulsetrain.analytics.slowness.timings import WARM_STEPS, Timings
-from pulsetrain.analytics.verdict import Inconclusive, Verdict, guarded
+from pulsetrain.analytics.verdict import Healthy, Inconclusive, Verdict, guarded
 from pulsetrain.records.arrow import number_array
 from pulsetrain.stream.queries import analysis
 from pulsetrain.stream.queries.queryable import Queryable
 
 WINDOW_S, LONGEST_S = 30, 120  # of operations. The longer one for jobs whose rounds are long
+LATE_S = (
+    5  # by which rows of a node may come later than those of another. Clocks of nodes may be farther apart
+)
 ENOUGH = 64  # rounds, from which no longer window is read
 ORDER_ROUNDS = 8  # from which the order of a pipeline is read
 LEAST_SHARE = 0.1  # of a round, from which own time tells who is slow
@@ -34,22 +39,31 @@ NO_ORDER = "ranks send to each other, and it is not known which of them do the s
 
 @dataclass(frozen=True, kw_only=True)
 class Newest:
-    """How many operations began in each second (UTC), newest first. Equal where nothing new was stored."""
+    """How many operations began in the newest seconds. Equal where nothing new was stored.
 
-    seconds: tuple[int, ...]
+    `seconds` is the newest second (UTC, on the node's clock) of each node by name. `ages` are how many
+    seconds earlier operations began, ascending, and `counts` how many, on all nodes together.
+    """
+
+    seconds: tuple[tuple[str, int], ...]
+    ages: tuple[int, ...]
     counts: tuple[int, ...]
 
-    def begin_s(self, length_s: int) -> int | None:
-        """The second from which the newest `length_s` are read, fewer of a job with too many operations.
+    def begins_ns(self, length_s: int) -> dict[str, int]:
+        """From when on the newest `length_s` of each node are read, fewer of a job with too many operations.
 
-        None: not even the newest second can be read.
+        Empty: not even the newest second can be read.
 
-        >>> Newest(seconds=(9, 8, 2), counts=(10, 10, 10)).begin_s(5)
-        8
+        >>> newest = Newest(seconds=(("a", 9), ("b", 54)), ages=(0, 1, 7), counts=(10, 10, 10))
+        >>> newest.begins_ns(5)
+        {'a': 8000000000, 'b': 53000000000}
         """
         read = np.cumsum(self.counts) <= arrivals.OPERATIONS
-        read &= np.array(self.seconds) > self.seconds[0] - length_s
-        return self.seconds[int(read.sum()) - 1] if read.any() else None
+        read &= np.array(self.ages) < length_s
+        if not read.any():
+            return {}
+        age = self.ages[int(read.sum()) - 1]
+        return {node: (second - age) * 10**9 for node, second in self.seconds}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,16 +72,29 @@ class Rounds:
 
     timings: Timings
     arrivals: arrivals.Arrivals | None
+    missing: str = ""
+    """Which ranks of the topology are in no round, and why. "" for none."""
 
 
 def newest(store: Queryable, job: str, attempt: int, since_ns: int = 0) -> Newest | None:
-    """What is stored of an attempt's newest operations, of those since then. None: nothing."""
-    seconds = analysis.operations_per_second(store, job, attempt, since_ns)
-    if not seconds.num_rows:
+    """What is stored of an attempt's newest operations, of those since then. None: nothing.
+
+    A node whose newest second is far from that of the others has a clock of its own. It is read up to there.
+    """
+    table = analysis.operations_per_second(store, job, attempt, since_ns)
+    if not table.num_rows:
         return None
-    second, count = (seconds[name].to_numpy().astype(np.int64) for name in ("second", "operations"))
-    kept = second > second[0] - LONGEST_S
-    return Newest(seconds=tuple(second[kept].tolist()), counts=tuple(count[kept].tolist()))
+    second, count = (table[name].to_numpy().astype(np.int64) for name in ("second", "operations"))
+    nodes, of = np.unique(table["node"].to_numpy(zero_copy_only=False).astype(np.str_), return_inverse=True)
+    newest = np.full(len(nodes), second.min())
+    np.maximum.at(newest, of, second)
+    newest = np.where(newest.max() - newest > LATE_S, newest, newest.max())
+    age = newest[of] - second
+    kept = age < LONGEST_S
+    ages, place = np.unique(age[kept], return_inverse=True)
+    counts = np.bincount(place, count[kept]).astype(np.int64)
+    seconds = zip(nodes.tolist(), newest.tolist(), strict=True)
+    return Newest(seconds=tuple(seconds), ages=tuple(ages.tolist()), counts=tuple(counts.tolist()))
 
 
 def analyze(of: Newest, store: Queryable, job: str, attempt: int, *, now_ns: int) -> list[Verdict]:
@@ -83,10 +110,10 @@ def analyze(of: Newest, store: Queryable, job: str, attempt: int, *, now_ns: int
 def _read(of: Newest, store: Queryable, job: str, attempt: int, now_ns: int) -> Rounds | str:
     topology = analysis.topology(store, job, attempt)
     found: Rounds | str = TOO_MANY
-    begins = [begin_s for length in (WINDOW_S, LONGEST_S) if (begin_s := of.begin_s(length)) is not None]
-    for begin_s in dict.fromkeys(begins):
-        table = analysis.operations(store, job, attempt, begin_s * 10**9)
-        losses = analysis.processor_losses(store, job, attempt, begin_s * 10**9)
+    begins = [begin_ns for length in (WINDOW_S, LONGEST_S) if (begin_ns := of.begins_ns(length))]
+    for begin_ns in begins[:1] if begins[1:] == begins[:1] else begins:
+        table = analysis.operations(store, job, attempt, begin_ns)
+        losses = analysis.processor_losses(store, job, attempt, begin_ns)
         found = rounds_from(table, losses, topology, job=job, attempt=attempt, now_ns=now_ns)
         if isinstance(found, Rounds) and len(found.timings.steps) >= ENOUGH:
             break
@@ -101,12 +128,17 @@ def verdicts(found: Rounds | str) -> list[Verdict]:
     if isinstance(found, str):
         return [Inconclusive(analyzer=straggler.NAME, reason=f"{STAND_FOR}: {found}")]
     said = straggler.find(found.timings, arrivals=lambda: found.arrivals)
-    return [
-        replace(verdict, reason=f"{STAND_FOR}: {verdict.reason}", blind=False)
-        if isinstance(verdict, Inconclusive)
-        else verdict
-        for verdict in said
-    ]
+    return [_told(verdict, found.missing) for verdict in said]
+
+
+def _told(verdict: Verdict, missing: str) -> Verdict:
+    """The verdict as rounds tell it. Nobody is healthy of whom nothing is known."""
+    if isinstance(verdict, Healthy) and missing:
+        reason = f"{STAND_FOR}: {missing}"
+        return Inconclusive(analyzer=verdict.analyzer, reason=reason, numbers=verdict.numbers)
+    if isinstance(verdict, Inconclusive):
+        return replace(verdict, reason=f"{STAND_FOR}: {verdict.reason}", blind=False)
+    return verdict
 
 
 def rounds_from(
@@ -146,7 +178,24 @@ def rounds_from(
         pieces=None,
     )
     latest = rounds.last_collectives(operations, table, cuts)
-    return Rounds(timings=timings, arrivals=arrivals.arrivals_from(latest))
+    return Rounds(
+        timings=timings,
+        arrivals=arrivals.arrivals_from(latest),
+        missing=_missing(topology, ranks, np.isfinite(parts["duration_ns"]).any(axis=0)),
+    )
+
+
+def _missing(topology: pa.Table, ranks: rounds.Ints, there: NDArray[np.bool_]) -> str:
+    """Which ranks of the topology, and of `ranks`, are in no round. "" for none.
+
+    `there` tells which of `ranks` are in some.
+    """
+    every = np.union1d(topology["rank"].to_numpy().astype(np.int64), ranks)
+    missing = np.setdiff1d(every, ranks[there]).tolist()
+    if not missing:
+        return ""
+    who = f"{'rank' if len(missing) == 1 else 'ranks'} {ranges(missing)}"
+    return f"{who} told no newest operation, or on a clock that cannot be compared with the others"
 
 
 def _little_own(parts: dict[str, rounds.Floats]) -> str:

@@ -6,7 +6,7 @@ inside. So a step of a rank is a handful of rows however many operations it had.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
@@ -319,20 +319,27 @@ _OPERATIONS = """job = {job:String} AND attempt = {attempt:Int32} AND NOT s.open
     AND s.start >= fromUnixTimestamp64Nano({since_ns:Int64}) AND category = 'communication'
     AND `group` != '' AND seq >= 0"""
 
+# Clocks of nodes may be apart, and starts are on the clock of the node.
+_SINCE = """toUnixTimestamp64Nano(s.start) >=
+    transform(node, {nodes:Array(String)}, {since:Array(Int64)}, {since_ns:Int64})"""
+
 
 def operations_per_second(store: Queryable, job: str, attempt: int, since_ns: int) -> pa.Table:
-    """How many operations began in each second (UTC) since then: second, operations. Newest first."""
+    """How many operations began on each node in each second (UTC, on its clock) since then.
+
+    Columns: node, second, operations. Newest first.
+    """
     return store.query(
         f"""
-        SELECT intDiv(toUnixTimestamp64Nano(s.start), 1000000000) AS second, count() AS operations
-        FROM spans AS s WHERE {_OPERATIONS} GROUP BY second ORDER BY second DESC
+        SELECT node, intDiv(toUnixTimestamp64Nano(s.start), 1000000000) AS second, count() AS operations
+        FROM spans AS s WHERE {_OPERATIONS} GROUP BY node, second ORDER BY second DESC, node
         """,
         {"job": job, "attempt": attempt, "since_ns": since_ns},
     )
 
 
-def operations(store: Queryable, job: str, attempt: int, since_ns: int) -> pa.Table:
-    """The operations of ranks that began since then, whatever their step.
+def operations(store: Queryable, job: str, attempt: int, since_ns: Mapping[str, int]) -> pa.Table:
+    """The operations of ranks that began since then, whatever their step. `since_ns` has at least one node.
 
     Columns: rank, node, group, seq, phase, peer, bytes, start_ns and end_ns (UTC, on the clock of the node),
     blocked_ns (-1 where it is not known).
@@ -341,26 +348,32 @@ def operations(store: Queryable, job: str, attempt: int, since_ns: int) -> pa.Ta
         f"""
         SELECT rank, node, `group`, seq, phase, peer, bytes, toUnixTimestamp64Nano(s.start) AS start_ns,
                toUnixTimestamp64Nano(s.start) + s.duration_ns AS end_ns, blocked_ns
-        FROM spans AS s WHERE {_OPERATIONS}
+        FROM spans AS s WHERE {_OPERATIONS} AND {_SINCE}
         """,
-        {"job": job, "attempt": attempt, "since_ns": since_ns},
+        _since(job, attempt, since_ns),
     )
 
 
-def processor_losses(store: Queryable, job: str, attempt: int, since_ns: int) -> pa.Table:
+def processor_losses(store: Queryable, job: str, attempt: int, since_ns: Mapping[str, int]) -> pa.Table:
     """What ranks lost that name no steps: rank, node, phase (cpu_wait or off_cpu), start_ns, lost_ns.
 
     What a rank lost between the start of one `cpu_wait` and the next is in the spans that begin at the first.
     """
     return store.query(
-        """
+        f"""
         SELECT rank, node, phase, toUnixTimestamp64Nano(s.start) AS start_ns, s.duration_ns AS lost_ns
         FROM spans AS s
-        WHERE job = {job:String} AND attempt = {attempt:Int32} AND NOT s.open
-          AND s.start >= fromUnixTimestamp64Nano({since_ns:Int64}) AND s.phase IN ('cpu_wait', 'off_cpu')
+        WHERE job = {{job:String}} AND attempt = {{attempt:Int32}} AND NOT s.open
+          AND s.start >= fromUnixTimestamp64Nano({{since_ns:Int64}}) AND {_SINCE}
+          AND s.phase IN ('cpu_wait', 'off_cpu')
         """,
-        {"job": job, "attempt": attempt, "since_ns": since_ns},
+        _since(job, attempt, since_ns),
     )
+
+
+def _since(job: str, attempt: int, since_ns: Mapping[str, int]) -> dict[str, object]:
+    times = {"nodes": list(since_ns), "since": list(since_ns.values()), "since_ns": min(since_ns.values())}
+    return {"job": job, "attempt": attempt, **times}
 
 
 def attempt_of_operations(store: Queryable, job: str) -> int:

@@ -266,22 +266,29 @@ def test_rows_of_a_node_that_come_later_are_no_other_work():
 class Store:
     """Answers as a store that holds the operations of one job."""
 
-    def __init__(self, job, per_second=None):
-        self.table = job.table()
+    def __init__(self, job, per_second=None, topology=NOBODY):
+        self.table, self.topology = job.table(), topology
         self.per_second = per_second
         self.asked = []
 
     def query(self, sql, params=None):
         self.asked.append(sql)
         if "AS operations" in sql:
-            second, count = np.unique(self.table["start_ns"].to_numpy() // 10**9, return_counts=True)
-            count = count if self.per_second is None else np.full(len(count), self.per_second)
-            return pa.table({"second": second[::-1], "operations": count[::-1]})
+            second = self.table["start_ns"].to_numpy() // 10**9
+            seconds = pa.table({"node": self.table["node"], "second": second})
+            counted = seconds.group_by(["node", "second"]).aggregate([([], "count_all")])
+            counted = counted.rename_columns(["node", "second", "operations"])
+            if self.per_second is not None:
+                each = pa.array(np.full(counted.num_rows, self.per_second // 2))
+                counted = counted.set_column(2, "operations", each)
+            return counted.sort_by([("second", "descending")])
         if "lost_ns" in sql:
             return NO_LOSSES
         if "blocked_ns" in sql:
-            return self.table.filter(pa.array(self.table["start_ns"].to_numpy() >= params["since_ns"]))
-        return NOBODY
+            since = dict(zip(params["nodes"], params["since"], strict=True))
+            of_node = np.array([since[node] for node in self.table["node"].to_pylist()])
+            return self.table.filter(pa.array(self.table["start_ns"].to_numpy() >= of_node))
+        return self.topology if "FROM topology" in sql else NOBODY
 
 
 def analyze(store):
@@ -296,6 +303,28 @@ def test_only_the_newest_operations_are_read_and_more_where_rounds_are_long():
     long = Store(ddp(Job(factor=lambda step: np.full(4, 8.0)), 90))
     [verdict] = analyze(long)
     assert verdict.numbers["steps"] > 60
+
+
+def ranks_of(job):
+    return pa.table({"rank": list(range(job.ranks)), "node": [f"n{r // 2}" for r in range(job.ranks)]})
+
+
+@pytest.mark.parametrize("offset_s", [45, -45])
+def test_a_node_whose_clock_is_far_off_is_read_too(offset_s):
+    job = ddp(Job(factor=slow(3, 1.3), clock=(0, offset_s * 1e9)), 400)
+    assert named(analyze(Store(job, topology=ranks_of(job)))) == {"3"}
+    clean = ddp(Job(clock=(0, offset_s * 1e9)), 400)
+    [verdict] = analyze(Store(clean, topology=ranks_of(clean)))
+    assert isinstance(verdict, Healthy)
+    assert verdict.numbers["ranks"] == 4
+
+
+def test_a_job_of_which_a_rank_tells_nothing_is_not_healthy():
+    job = ddp(Job(ranks=4), 100)
+    store = Store(job, topology=ranks_of(Job(ranks=5)))
+    assert "rank 4 told no newest operation" in reason(analyze(store))
+    job = ddp(Job(ranks=4, factor=slow(1, 1.4)), 100)
+    assert named(analyze(Store(job, topology=ranks_of(Job(ranks=5))))) == {"1"}
 
 
 def test_a_job_with_too_many_operations_is_not_read():
