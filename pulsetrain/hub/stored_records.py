@@ -27,6 +27,7 @@ from pulsetrain.analytics.slowness.recent_transfers import RecentTransfers
 from pulsetrain.analytics.slowness.slowest import Slowest, slowest
 from pulsetrain.analytics.slowness.timings import Timings
 from pulsetrain.analytics.verdict import Failed, Inconclusive, Verdict
+from pulsetrain.analytics.without_steps import rounds
 from pulsetrain.core.supervisor import one_line
 from pulsetrain.hub.store_analysis import Group
 from pulsetrain.stream.queries.queryable import OneThread, Queryable
@@ -234,7 +235,7 @@ class StoreRecords:
         held.newest = newest
         if newest.begin_s(stepless.WINDOW_S) is None:
             held.unreadable_ns = now_ns
-        return [nothing, *stepless.analyze(newest, store, job, attempt, now_ns=now_ns)]
+        return [nothing, *rounds(newest, store, job, attempt, now_ns=now_ns)]
 
     def _cheapest(self, job: str) -> Queryable:
         """The store, as queries about this job cost least."""

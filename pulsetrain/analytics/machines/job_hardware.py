@@ -6,7 +6,7 @@ import csv
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 
@@ -18,7 +18,7 @@ from pulsetrain.stream.queries.queryable import AttemptSteps, Queryable
 
 @dataclass(frozen=True, kw_only=True)
 class JobHardware:
-    """`models` names the model of each GPU by node and UUID. `uses_gpus`: ranks timed work on a GPU.
+    """`models` names the model of each GPU by node and UUID. `uses_gpus`: ranks work on them.
 
     `uuids` names the UUID of each GPU by node and PCI address.
     """
@@ -30,11 +30,24 @@ class JobHardware:
     @classmethod
     def read(cls, store: Queryable, steps: AttemptSteps) -> JobHardware:
         """What the store says of the nodes of an attempt."""
-        rows = machines.gpu_inventories(store, steps).to_pylist()
+        found = cls._listed(store, steps)
+        return replace(found, uses_gpus=bool(found.models) and machines.uses_gpus(store, steps))
+
+    @classmethod
+    def read_at(cls, store: Queryable, during: machines.AttemptTime) -> JobHardware:
+        """The same of an attempt whose ranks name no steps, and so time no work on GPUs.
+
+        It uses its nodes' GPUs, unless samples say that none did anything in this time.
+        """
+        found = cls._listed(store, during)
+        return replace(found, uses_gpus=bool(found.models) and not machines.gpus_were_idle(store, during))
+
+    @classmethod
+    def _listed(cls, store: Queryable, of: AttemptSteps | machines.AttemptTime) -> JobHardware:
+        rows = machines.gpu_inventories(store, of).to_pylist()
         models = {row["node"]: models_in(row["detail"]) for row in rows}
         models = {node: found for node, found in models.items() if found}
-        uuids = {row["node"]: uuids_in(row["detail"]) for row in rows}
-        return cls(models=models, uuids=uuids, uses_gpus=bool(models) and machines.uses_gpus(store, steps))
+        return cls(models=models, uuids={row["node"]: uuids_in(row["detail"]) for row in rows})
 
     @property
     def by_uuid(self) -> dict[str, str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -66,6 +67,30 @@ class Newest:
         return {node: (second - age) * 10**9 for node, second in self.seconds}
 
 
+class Hardware(Protocol):
+    """What the ranks run on."""
+
+    @property
+    def uses_gpus(self) -> bool:
+        """Whether they work on GPUs."""
+        ...
+
+    def unlike(self, nodes: Iterable[str]) -> list[str]:
+        """The GPU model of each rank by its node. Empty where they are alike."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoGpus:
+    """Machines without GPUs."""
+
+    uses_gpus: bool = False
+
+    def unlike(self, nodes: Iterable[str]) -> list[str]:
+        """None differ."""
+        return []
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rounds:
     """The newest rounds of a job as timings, and what the second witness needs."""
@@ -97,24 +122,30 @@ def newest(store: Queryable, job: str, attempt: int, since_ns: int = 0) -> Newes
     return Newest(seconds=tuple(seconds), ages=tuple(ages.tolist()), counts=tuple(counts.tolist()))
 
 
-def analyze(of: Newest, store: Queryable, job: str, attempt: int, *, now_ns: int) -> list[Verdict]:
+def analyze(
+    of: Newest, store: Queryable, job: str, attempt: int, *, now_ns: int, hardware: Hardware | None = None
+) -> list[Verdict]:
     """What `straggler.find` says of the newest rounds, with calibrated confidences.
 
     Findings are warnings at most, and their evidence has `rounds` = true. `Inconclusive`: there are no
     rounds, or ranks may have other work.
     """
-    said = guarded(straggler.NAME, lambda: verdicts(_read(of, store, job, attempt, now_ns)))
+    said = guarded(straggler.NAME, lambda: verdicts(_read(of, store, job, attempt, now_ns, hardware)))
     return calibration.apply(said, covered=False)  # nobody has counted how often rounds are right
 
 
-def _read(of: Newest, store: Queryable, job: str, attempt: int, now_ns: int) -> Rounds | str:
+def _read(
+    of: Newest, store: Queryable, job: str, attempt: int, now_ns: int, hardware: Hardware | None
+) -> Rounds | str:
     topology = analysis.topology(store, job, attempt)
     found: Rounds | str = TOO_MANY
     begins = [begin_ns for length in (WINDOW_S, LONGEST_S) if (begin_ns := of.begins_ns(length))]
     for begin_ns in begins[:1] if begins[1:] == begins[:1] else begins:
         table = analysis.operations(store, job, attempt, begin_ns)
         losses = analysis.processor_losses(store, job, attempt, begin_ns)
-        found = rounds_from(table, losses, topology, job=job, attempt=attempt, now_ns=now_ns)
+        found = rounds_from(
+            table, losses, topology, job=job, attempt=attempt, now_ns=now_ns, hardware=hardware
+        )
         if isinstance(found, Rounds) and len(found.timings.steps) >= ENOUGH:
             break
     return found
@@ -142,9 +173,19 @@ def _told(verdict: Verdict, missing: str) -> Verdict:
 
 
 def rounds_from(
-    table: pa.Table, losses: pa.Table, topology: pa.Table, *, job: str, attempt: int, now_ns: int
+    table: pa.Table,
+    losses: pa.Table,
+    topology: pa.Table,
+    *,
+    job: str,
+    attempt: int,
+    now_ns: int,
+    hardware: Hardware | None = None,
 ) -> Rounds | str:
-    """The rounds in tables of `operations`, `processor_losses` and `topology`, or why there are none."""
+    """The rounds in tables of `operations`, `processor_losses` and `topology`, or why there are none.
+
+    `hardware` defaults to machines without GPUs.
+    """
     if not table.num_rows:
         return "there are no operations"
     operations = operations_of(table)
@@ -166,6 +207,7 @@ def rounds_from(
     nodes = pa.table({"rank": ranks, "node": [operations.node_of[r] for r in ranks.tolist()]})
     first = int(cuts.number[0]) - WARM_STEPS
     timings = builder.timings(nodes, topology, job=job, attempt=attempt, first_step=first, now_ns=now_ns)
+    timings = _on(timings, hardware or NoGpus())
     if builder.pipeline and len(timings.cohorts) == len(ranks) and builder.order is None:
         return NO_ORDER if np.isfinite(operations.end_ns).all() else NO_CLOCK
     other = rounds.unlike(operations, cuts, ranks, timings.cohorts)
@@ -183,6 +225,12 @@ def rounds_from(
         arrivals=arrivals.arrivals_from(latest),
         missing=_missing(topology, ranks, np.isfinite(parts["duration_ns"]).any(axis=0)),
     )
+
+
+def _on(timings: Timings, hardware: Hardware) -> Timings:
+    models = hardware.unlike(timings.nodes.tolist())
+    timings = replace(timings, on_device=hardware.uses_gpus)
+    return replace(timings, models=np.array(models, np.str_)) if models else timings
 
 
 def _missing(topology: pa.Table, ranks: rounds.Ints, there: NDArray[np.bool_]) -> str:

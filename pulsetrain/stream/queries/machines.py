@@ -47,6 +47,15 @@ def extent(store: Queryable, steps: AttemptSteps) -> tuple[int, int]:
     return (int(row["begin_ns"]), int(row["end_ns"])) if row["n"] else (0, 0)
 
 
+def topology_began(store: Queryable, job: str, attempt: int) -> int | None:
+    """When the first rank told where it stands, UTC nanoseconds. None: none did."""
+    rows = store.query(
+        f"SELECT toUnixTimestamp64Nano(min(ts)) AS began_ns, count() AS n FROM topology WHERE {_OF_ATTEMPT}",
+        {"job": job, "attempt": attempt},
+    ).to_pylist()
+    return next((int(row["began_ns"]) for row in rows if row.get("n")), None)
+
+
 def step_starts(store: Queryable, steps: AttemptSteps) -> list[int]:
     """When each step first began on any rank, UTC nanoseconds, in order."""
     table = store.query(
@@ -132,14 +141,16 @@ def changing_metrics(
 def ports_up_before(store: Queryable, during: AttemptTime) -> dict[str, int]:
     """When each port of the attempt's nodes was up last before this time, since the job's first step.
 
-    By NODE/DEVICE, UTC nanoseconds.
+    By NODE/DEVICE, UTC nanoseconds. Of a job without steps, since its first rank told where it stands.
     """
     table = store.query(
         f"""
         SELECT node, device, toUnixTimestamp64Nano(max(ts)) AS up_ns FROM metrics
         WHERE ((name = 'rdma_port_state' AND value = 4) OR (name = 'nic_port_state' AND value = 1))
           AND ts < fromUnixTimestamp64Nano({{from_ns:Int64}})
-          AND ts >= (SELECT min(start) FROM steps WHERE job = {{job:String}})
+          AND ts >= (
+            SELECT if(count() > 0, min(start), (SELECT min(ts) FROM topology WHERE job = {{job:String}}))
+            FROM steps WHERE job = {{job:String}})
           AND node IN {_NODES}
         GROUP BY node, device
         """,
@@ -148,15 +159,27 @@ def ports_up_before(store: Queryable, during: AttemptTime) -> dict[str, int]:
     return {f"{row['node']}/{row['device']}": int(row["up_ns"]) for row in table.to_pylist()}
 
 
-def gpu_inventories(store: Queryable, steps: AttemptSteps) -> pa.Table:
+def gpu_inventories(store: Queryable, of: AttemptSteps | AttemptTime) -> pa.Table:
     """The newest list of GPUs of each of the attempt's nodes, as its agent sent it: node, detail (JSON)."""
     return store.query(
         f"""
         SELECT node, argMax(detail, ts) AS detail FROM events
         WHERE kind = 'gpus' AND node IN {_NODES} GROUP BY node
         """,
-        steps.params,
+        of.params,
     )
+
+
+def gpus_were_idle(store: Queryable, during: AttemptTime) -> bool:
+    """Whether samples say that no GPU of the attempt's nodes did anything. Not without any sample."""
+    rows = store.query(
+        f"""
+        SELECT count() AS n, max(value) AS most FROM metrics
+        WHERE name = 'gpu_utilization_ratio' AND {_DURING} AND node IN {_NODES}
+        """,
+        during.params,
+    ).to_pylist()
+    return any(row["n"] and row["most"] == 0 for row in rows)
 
 
 def uses_gpus(store: Queryable, steps: AttemptSteps) -> bool:

@@ -288,6 +288,8 @@ class Store:
             since = dict(zip(params["nodes"], params["since"], strict=True))
             of_node = np.array([since[node] for node in self.table["node"].to_pylist()])
             return self.table.filter(pa.array(self.table["start_ns"].to_numpy() >= of_node))
+        if "FROM events" in sql or "FROM metrics" in sql or "min(ts)" in sql:
+            return pa.table({})
         return self.topology if "FROM topology" in sql else NOBODY
 
 
@@ -303,6 +305,41 @@ def test_only_the_newest_operations_are_read_and_more_where_rounds_are_long():
     long = Store(ddp(Job(factor=lambda step: np.full(4, 8.0)), 90))
     [verdict] = analyze(long)
     assert verdict.numbers["steps"] > 60
+
+
+class Gpus:
+    """What the nodes n0 and n1 have."""
+
+    def __init__(self, *models, uses_gpus=True):
+        self.models, self.uses_gpus = dict(zip(("n0", "n1"), models, strict=True)), uses_gpus
+
+    def unlike(self, nodes):
+        return [self.models[node] for node in nodes] if len(set(self.models.values())) > 1 else []
+
+
+def told_on(gpus, job, lost=NO_LOSSES):
+    found = stepless.rounds_from(job.table(), lost, NOBODY, job="j", attempt=0, now_ns=0, hardware=gpus)
+    return stepless.verdicts(found)
+
+
+def test_ranks_on_other_gpus_are_not_slow_for_it():
+    job = ddp(Job(per_node=4, ranks=8, factor=lambda step: np.repeat([1.0, 1.4], 4)), 160)
+    assert named(told_on(Gpus("A", "A"), job)) == {"n1"}
+    [verdict] = told_on(Gpus("A", "B"), job)
+    assert verdict.numbers["models"] == ["A", "B"]
+    both = np.repeat([1.0, 1.4], 4) * slow(5, 1.3, ranks=8)(0)
+    assert named(told_on(Gpus("A", "B"), ddp(Job(per_node=4, ranks=8, factor=lambda s: both), 160))) == {"5"}
+
+
+def test_time_off_the_processor_names_nobody_where_gpus_compute():
+    job = ddp(Job(), 200)
+    lost = losses(int(job.at.max() / 1e9), lambda rank, at: {"off_cpu": 0.25} if rank == 2 else {})
+    lengthened = ddp(Job(factor=slow(2, 1.4, since=100)), 200)
+    [finding] = told_on(Gpus("A", "A", uses_gpus=False), lengthened, lost)
+    assert finding.evidence["cause"] == "off_cpu"
+    assert isinstance(told_on(Gpus("A", "A"), job, lost)[0], Healthy)
+    [finding] = told_on(Gpus("A", "A"), lengthened, lost)
+    assert finding.evidence["cause"] == ""
 
 
 def ranks_of(job):
