@@ -20,15 +20,16 @@ from pulsetrain.analytics.slowness import (
     load_timings,
     mfu,
     stalls,
-    stepless,
     straggler,
 )
 from pulsetrain.analytics.slowness.device_peaks import Peak
 from pulsetrain.analytics.slowness.recent_transfers import RecentTransfers
 from pulsetrain.analytics.slowness.timings import Timings
 from pulsetrain.analytics.verdict import Inconclusive, Verdict, findings, guarded
+from pulsetrain.analytics.without_steps import WithoutSteps
 from pulsetrain.core.errors import PulsetrainError, UsageError
 from pulsetrain.stream.queries import analysis
+from pulsetrain.stream.queries.machines import AttemptTime
 from pulsetrain.stream.queries.queryable import AttemptSteps, Queryable
 
 DEFAULT_WINDOW_STEPS = 256  # steps that are read where the caller does not name a first step
@@ -61,7 +62,8 @@ class AnalyzerInput:
     """What an analyzer may read: the store, and the steps `since`..`until` of one attempt of one job.
 
     `scan` asks for what was wrong at any time in these steps. Without it, analyzers look for what is wrong
-    at their end. `recent` is what was read already.
+    at their end. `recent` is what was read already. `without_steps` is when to look at the machines of an
+    attempt that has no step.
     """
 
     store: Queryable
@@ -73,6 +75,7 @@ class AnalyzerInput:
     now_ns: int
     scan: bool = False
     recent: Recent | None = None
+    without_steps: AttemptTime | None = None
 
     @cached_property
     def timings(self) -> Timings:
@@ -114,7 +117,13 @@ class AnalyzerInput:
     @cached_property
     def machines(self) -> machines.MachineSource:
         """The same steps in the form that the analyzers of machines take."""
-        return machines.MachineSource(store=self.store, steps=self.steps, now_ns=self.now_ns, scan=self.scan)
+        return machines.MachineSource(
+            store=self.store,
+            steps=self.steps,
+            now_ns=self.now_ns,
+            scan=self.scan,
+            without_steps=self.without_steps,
+        )
 
 
 Analyzer = Callable[[AnalyzerInput], list[Verdict]]
@@ -197,15 +206,15 @@ def analyze(
     ranks the newest steps that fit are read, and one more `Inconclusive` says which. Each analyzer gives at
     least one verdict: `Failed` where it raises, `Inconclusive` where it returns nothing. Where no step is
     stored in the range, the only verdict is one blind `Inconclusive`. An attempt without any step is looked
-    at by rounds of its newest collectives (`stepless`).
+    at by rounds of its newest collectives (`stepless`), and so are the machines that it runs on.
 
     Raises `UsageError` for a job that has neither in the store, and for steps from a given first one on that
     do not fit.
     """
     steps = steps or StepRange()
     stored = _stored(store, job, attempt)
-    if not stored and steps == StepRange() and straggler.NAME in analyzers:
-        said = _without_steps(store, job, attempt, now_ns)
+    if not stored and steps == StepRange():
+        said = _without_steps(store, job, attempt, now_ns, analyzers, scan=scan)
         if said:
             return said
     source = _select(store, stored, job, steps, attempt, now_ns, scan=scan)
@@ -281,14 +290,36 @@ def _stored(store: Queryable, job: str, attempt: int | None) -> list[dict[str, i
     return table.to_pylist()
 
 
-def _without_steps(store: Queryable, job: str, attempt: int | None, now_ns: int) -> list[Verdict]:
-    """What rounds of collectives say of an attempt that has no step. Nothing where it has no collectives."""
-    attempt = analysis.attempt_of_operations(store, job) if attempt is None else attempt
-    newest = stepless.newest(store, job, attempt)
-    if newest is None:
-        return []
-    blind = Inconclusive(analyzer="analyze", reason="no step on record yet", blind=True)
-    return [blind, *stepless.analyze(newest, store, job, attempt, now_ns=now_ns)]
+def _without_steps(
+    store: Queryable,
+    job: str,
+    attempt: int | None,
+    now_ns: int,
+    analyzers: Mapping[str, Analyzer],
+    *,
+    scan: bool,
+) -> list[Verdict]:
+    """What rounds of collectives say of an attempt that has no step, and what its machines say.
+
+    Nothing where neither is stored.
+    """
+    found = WithoutSteps.read(store, job, attempt, now_ns, operations=straggler.NAME in analyzers)
+    of_machines = {name: run for name, run in analyzers.items() if name in MACHINE_ANALYZERS}
+    during = found.during(scan=scan) if of_machines else None
+    if during is None:
+        return found.rounds()
+    source = AnalyzerInput(
+        store=store,
+        job=job,
+        attempt=found.attempt,
+        since=-1,
+        until=-1,
+        first_step=-1,
+        now_ns=now_ns,
+        scan=scan,
+        without_steps=during,
+    )
+    return [*found.rounds(), *verdicts_of(source, of_machines)]
 
 
 def _select(

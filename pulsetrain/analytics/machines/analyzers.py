@@ -28,17 +28,21 @@ LIVE_LINES, SCAN_LINES = 2_000, 50_000
 class MachineSource:
     """What an analyzer of machines may ask: the store, and the time of some steps of an attempt.
 
-    `scan`: the past is searched. Otherwise the time ends now.
+    `scan`: the past is searched. Otherwise the time ends now. `without_steps` is the time of an attempt that
+    has no step.
     """
 
     store: Queryable
     steps: AttemptSteps
     now_ns: int
     scan: bool = False
+    without_steps: machines.AttemptTime | None = None
 
     @cached_property
     def during(self) -> machines.AttemptTime:
         """From a minute before the first step to a minute after the last one, or to now."""
+        if self.without_steps is not None:
+            return self.without_steps
         begin, end = machines.extent(self.store, self.steps)
         return machines.AttemptTime(
             job=self.steps.job,

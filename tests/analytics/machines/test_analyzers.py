@@ -14,6 +14,7 @@ from pulsetrain.analytics.machines.analyzers import MachineSource, kernel
 from pulsetrain.analytics.machines.rule_matches import first_errors
 from pulsetrain.analytics.verdict import Failed, Healthy, Inconclusive, findings
 from pulsetrain.collectors.machine.rdma import RdmaSampler
+from pulsetrain.hub.stored_records import StoreRecords
 from pulsetrain.records.arrow import arrow_schema, to_table
 from pulsetrain.records.kernel_log import READABLE, parse_all
 from pulsetrain.records.schema import RECORDS
@@ -104,6 +105,39 @@ def test_a_port_that_is_down_stays_down_when_the_steps_that_saw_it_up_are_no_lon
     found = [f for f in findings(analyze(store, "long", now_ns=T0 + 800 * S)) if f.kind == "port_down"]
     assert [f.subject for f in found] == ["n0/eth0"]
     assert found[0].evidence["down_s"] > 700
+
+
+def port_states(job, up_at):
+    """An interface of `job`'s node n-JOB for ten minutes, and whether it was up at each second."""
+    return [
+        {
+            "node": f"n-{job}",
+            "device": "eth0",
+            "name": "nic_port_state",
+            "ts": T0 + second * S,
+            "value": float(up_at(second)),
+        }
+        for second in range(0, 600, 2)
+    ]
+
+
+def test_a_port_of_a_job_without_steps_is_looked_at(store):
+    insert(store, "topology", [{"job": "untold", "attempt": 0, "node": "n-untold", "rank": 0, "ts": T0 + S}])
+    insert(store, "metrics", port_states("untold", lambda second: second < 550 or second % 4))
+    said = StoreRecords(store).look("untold", 0, T0 + 600 * S, ["machines"])["machines"]
+    assert ("link_flap", "link", "n-untold/eth0") in kinds(said)
+    assert {v.analyzer for v in said if isinstance(v, Inconclusive)}.isdisjoint({"analyze", "network"})
+
+
+def test_a_port_of_a_job_without_steps_is_down_only_if_it_was_up_since_the_job_began(store):
+    for job, until in (("unplugged", -100), ("cut", 40)):
+        at = {"node": f"n-{job}", "rank": 0, "ts": T0 + S}
+        insert(store, "topology", [{"job": job, "attempt": 0, **at}])
+        insert(store, "metrics", port_states(job, lambda second, until=until: second < until))
+        before = [{**row, "ts": row["ts"] - 600 * S} for row in port_states(job, lambda second: True)]
+        insert(store, "metrics", before)
+        said = StoreRecords(store).look(job, 0, T0 + 600 * S, ["machines"])["machines"]
+        assert ("port_down" in {kind for kind, _, _ in kinds(said)}) == (job == "cut")
 
 
 @pytest.mark.parametrize(("readable", "state"), [(1.0, Healthy), (0.0, Inconclusive)])
