@@ -25,6 +25,7 @@ NOISY = 0.1  # noise of one step, as a ratio, from which a host counts as oversu
 RECENT = 30  # newest steps in which it is seen whether a host is oversubscribed and a rank still slow
 QUEUE_RATIO = 0.03  # of the time outside communication, from which waits for a processor count as many
 STARVED_RATIO = 1 / 3  # of compute spent waiting, from which levels net of waits say little on a noisy host
+LEAST_WHOLE = 0.6  # of the steps of a window, which all ranks that are compared must have
 NOISE_STEPS = 200  # newest steps from which noise is measured
 
 # The median of a small cohort follows its members, and the reference is itself an estimate. By simulation of
@@ -123,14 +124,15 @@ def work_from(whole: Floats, pieces: Floats, cohorts: Sequence[Columns], rows: R
 def measure(work: Work, columns: Columns, rows: Rows) -> Excess | None:
     """The excess of each rank of a cohort in one window. None where fewer than three ranks can be compared.
 
-    Ranks that miss more than a third of the steps are left out, then steps that any other rank misses.
+    Ranks that miss more than a third of the steps are left out, then steps that any other rank misses. Where
+    fewer than `LEAST_WHOLE` of the steps would be left, ranks that miss most are left out first.
     """
     block = work.whole[np.ix_(rows, columns)]
     present = np.isfinite(block)
     if not present.all():
-        kept = present.mean(axis=0) > 2 / 3
+        kept = _with_few_gaps(present)
         whole = present[:, kept].all(axis=1)
-        if kept.sum() < 3 or whole.sum() < 0.6 * len(rows):
+        if kept.sum() < 3 or whole.mean() < LEAST_WHOLE:
             return None
         block, columns, rows = block[np.ix_(whole, kept)], columns[kept], rows[whole]
     if len(columns) < 3 or len(rows) < 5:
@@ -138,6 +140,19 @@ def measure(work: Work, columns: Columns, rows: Rows) -> Excess | None:
     if work.low_noise is not None and _complete(work, rows, columns):
         return _on_noisy_host(work.pieces[:, rows][:, :, columns], columns, rows, work.low_noise)
     return _on_quiet_host(block, columns, rows)
+
+
+def _with_few_gaps(present: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """The ranks that have enough steps in common, of `present` [step, rank]."""
+    kept = np.asarray(present.mean(axis=0) > 2 / 3, np.bool_)
+    missing = (~present[:, kept]).sum(axis=1)
+    steps = present.sum(axis=0)
+    for column in np.flatnonzero(kept)[np.argsort(steps[kept], kind="stable")].tolist():
+        if (missing == 0).mean() >= LEAST_WHOLE:
+            break
+        kept[column] = False
+        missing = missing - ~present[:, column]
+    return kept
 
 
 def _low_noise(all_cohorts: Sequence[Columns], work: Work, rows: Rows) -> float | None:

@@ -13,7 +13,9 @@ from pulsetrain.analytics.slowness.cohort import (
     work_from,
     work_of,
 )
-from pulsetrain.analytics.slowness.timings import COMPUTED
+from pulsetrain.analytics.slowness.straggler import find
+from pulsetrain.analytics.slowness.timings import COMPUTED, from_matrices
+from pulsetrain.analytics.verdict import Inconclusive, findings
 from tests.analytics.fleet import fleet, timings
 
 ALL = np.arange(8)
@@ -59,6 +61,36 @@ def test_a_rank_that_misses_steps_is_left_out_and_too_few_cannot_be_compared():
     assert len(excess.columns) == 7
     assert measure(work(columns), ALL[:3], np.arange(10, 50)) is None
     assert measure(work(columns), ALL, np.arange(4)) is None
+
+
+def gappy(compute):
+    """Two ranks that each lack another quarter of the steps."""
+    step = np.arange(len(compute))[:, None]
+    rank = np.arange(compute.shape[1])
+    return np.where(((rank == 20) & (step % 4 == 1)) | ((rank == 40) & (step % 4 == 3)), np.nan, compute)
+
+
+def test_two_ranks_with_gaps_do_not_keep_the_others_from_being_compared():
+    rng = np.random.default_rng(0)
+    compute = 1e8 * (1 + 0.02 * rng.standard_normal((240, 64)))
+    clean = from_matrices({"compute": gappy(compute)})
+    excess = measure(work_of(clean, np.arange(240)), np.arange(64), np.arange(40, 240))
+    assert len(excess.columns) == 63
+    assert len(excess.rows) == 150
+    assert not findings(find(clean))
+    compute[:, 7] *= 1.3
+    assert [f.subject for f in findings(find(from_matrices({"compute": gappy(compute)})))] == ["7"]
+
+
+def test_a_rank_that_cannot_be_compared_for_its_gaps_is_told():
+    rng = np.random.default_rng(0)
+    compute = 1e8 * (1 + 0.02 * rng.standard_normal((40, 64)))
+    step = np.arange(40) % 10
+    compute[np.isin(step, (1, 5)), 20] = np.nan
+    compute[np.isin(step, (2, 4, 8)), 40] = np.nan
+    [verdict] = find(from_matrices({"compute": compute}))
+    assert isinstance(verdict, Inconclusive)
+    assert "rank 40 cannot be compared with others: too many of its steps are missing" in verdict.reason
 
 
 def test_more_tokens_are_more_work():
