@@ -187,7 +187,8 @@ class RecentTimings:
 
     def _settle(self, held: _Loaded, now_ns: int) -> None:
         """Move `unsettled` behind the steps that have been complete for long, or are waited for no longer."""
-        self._began_ns = now_ns if self._began_ns is None else self._began_ns
+        # The clock of the hub may be set back. Then it begins again.
+        self._began_ns = now_ns if self._began_ns is None else min(self._began_ns, now_ns)
         complete = held.builder.complete
         first = held.last - len(complete) + 1
         for step in range(max(first, held.unsettled), held.last + 1):

@@ -152,6 +152,18 @@ def test_a_new_rank_or_a_pause_is_read_anew(what):
     assert recent.reloads == 2
 
 
+def test_steps_settle_after_the_clock_was_set_back():
+    store = GrowingStore(fleet(ranks=RANKS, steps=100))
+    recent = RecentTimings("j", 0, window=64)
+    whole_steps(store, *range(90))
+    hour_ns = 3600 * SECOND
+    for now_ns in (hour_ns, hour_ns + LATE_NS // 2, 0, LATE_NS // 2):
+        recent.look(store, now_ns)
+    whole_steps(store, 90)
+    same(recent.look(store, LATE_NS), anew(store, 64))
+    assert recent.unsettled == 90
+
+
 def test_an_attempt_without_a_step_has_no_timings_and_an_error_makes_the_next_look_read_everything():
     store = GrowingStore(fleet(ranks=RANKS, steps=30))
     recent = RecentTimings("j", 0, window=64)
