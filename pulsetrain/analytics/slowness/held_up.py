@@ -78,7 +78,7 @@ def _off(
     best: dict[int, Suspect] = {}
     if timings.on_device:
         return []
-    for size, needed in config.held_windows:
+    for size, needed in _held_windows(timings, rows, config):
         if len(rows) < size:
             continue
         excess, columns = _excess(timings, OFF, rows[-size:], pool)
@@ -95,6 +95,21 @@ def _off(
             if share[i] >= 3 * others and computes and best_yet:
                 best[column] = _suspect(timings, column, rows[-size:], ratio, margin, OFF)
     return list(best.values())
+
+
+def _held_windows(
+    timings: Timings, rows: NDArray[np.int64], config: StragglerConfig
+) -> list[tuple[int, float]]:
+    """How many of the newest steps are looked at, and in which share of them a rank must stand out.
+
+    What was lost in rounds is told in pieces of time, of which one may reach over several rounds. So rounds
+    must last for longer.
+    """
+    if not timings.rounds:
+        return list(config.held_windows)
+    lasted_s = (timings.round_ends_ns[rows[-1:]] - timings.round_ends_ns[rows]) / 1e9
+    least = int((lasted_s < config.held_rounds_s).sum())
+    return sorted({(max(size, least), max(share, config.held_rounds)) for size, share in config.held_windows})
 
 
 def _longer(timings: Timings, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> Floats:

@@ -32,7 +32,8 @@ LOOKED = 8  # periods from which it is taken where ranks wait most
 ALIKE = 0.01  # by which operations may differ in number over a round or more, and be equal work
 ALIKE_BYTES = 0.1  # and in bytes
 UNEVEN = "all_to_all"  # experts get as many bytes as their tokens have
-LAST_NS = 2e9  # losses that are not told yet are like the last ones for so long
+LAST_NS = 2e9  # losses that are not told yet are like the usual last ones for so long
+LAST_TOLD = 8  # times that losses were told, of which the usual one counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,8 +202,9 @@ def told(operations: Operations, losses: pa.Table, cuts: Cuts) -> Cuts:
 def losses_of(operations: Operations, losses: pa.Table, cuts: Cuts, ranks: Ints) -> dict[str, Floats]:
     """`cpu_wait` and `off_cpu` of each round of each rank, from `analysis.processor_losses`. NaN: not told.
 
-    What was lost between two times is shared out evenly over the time between them. Where a rank has told
-    nothing, that of the others does not count: a rank whose time is not net of waits would seem slow.
+    What was lost between two times is shared out evenly over the time between them. What is not told yet is
+    like the median of the last ones: a single one says little. Where a rank has told nothing, that of the
+    others does not count: a rank whose time is not net of waits would seem slow.
     """
     result = {name: np.full((len(cuts.number), len(ranks)), np.nan) for name in ("cpu_wait", "off_cpu")}
     rank, start, lost = (losses[name].to_numpy().astype(np.int64) for name in ("rank", "start_ns", "lost_ns"))
@@ -214,14 +216,15 @@ def losses_of(operations: Operations, losses: pa.Table, cuts: Cuts, ranks: Ints)
         began = np.unique(start[rows[queued[rows]]])
         if len(began) < 2:
             continue
-        over = began[-1] + min(int(np.median(np.diff(began))), int(LAST_NS))
+        newest = int(lost[rows[start[rows] >= began[-1]]].sum())  # it lasts as long at least
+        over = began[-1] + max(min(int(np.median(np.diff(began))), int(LAST_NS)), newest)
         times = np.append(began, [over, over + int(LAST_NS)])
         knots = operations.on_clock(times, operations.node_of[int(ranks[column])])
         for name, of_name in (("cpu_wait", queued[rows]), ("off_cpu", ~queued[rows])):
             chosen = rows[of_name & (start[rows] >= began[0])]
             place = np.searchsorted(began, start[chosen], side="right") - 1
             each = np.bincount(place, lost[chosen], len(began))
-            rate = each[-1] / max(1, over - began[-1])
+            rate = float(np.median((each / np.maximum(1, np.diff(times[:-1])))[-LAST_TOLD:]))
             total = np.concatenate([[0.0], np.cumsum(np.append(each, rate * LAST_NS))])
             result[name][:, column] = np.diff(np.interp(cuts.of_time, knots, total))[::2]
     all_tell = all(np.isfinite(part).any(axis=0).all() for part in result.values())

@@ -44,6 +44,10 @@ class StragglerConfig:
     """slowdown from which a finding is a warning, as a ratio"""
     held_windows: tuple[tuple[int, float], ...] = ((6, 0.8), (10, 0.6), (20, 0.4))
     """newest steps in which it is looked for ranks that something stops, and the share that must stand out"""
+    held_rounds_s: float = 5.0
+    """where rounds of collectives stand for steps, the least time in which it is looked for such ranks"""
+    held_rounds: float = 0.6
+    """and the least share of the rounds that must stand out"""
     held_step: float = 0.1
     """time off its processor beyond the others', over the usual compute, from which a step stands out"""
     held_ratio: float = 0.12

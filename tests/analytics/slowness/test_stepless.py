@@ -6,7 +6,7 @@ import pytest
 
 from pulsetrain.analytics.slowness import stepless
 from pulsetrain.analytics.slowness.operations import operations_of
-from pulsetrain.analytics.slowness.rounds import cut
+from pulsetrain.analytics.slowness.rounds import cut, losses_of
 from pulsetrain.analytics.verdict import Healthy, Inconclusive
 from tests.analytics.slowness.collectives_of import (
     BEGAN_NS,
@@ -225,6 +225,41 @@ def test_one_long_pause_of_a_rank_is_not_a_rank_that_is_stopped():
     assert isinstance(said_of(job, told)[0], Healthy)
 
 
+def test_the_last_loss_of_a_rank_does_not_count_for_rounds_of_which_none_is_told():
+    """The newest rows of its losses have not come for two seconds, and the last that did was off for once."""
+    job = ddp(Job(factor=slow(2, 1.2, since=185)), 200)
+    seconds = job.at.max() / 1e9
+    told_s = int(4 * (seconds - 2)) / 4
+    told = losses(
+        int(seconds) + 1, lambda rank, at: {"off_cpu": 0.5} if rank == 2 and told_s - 0.5 < at else {}
+    )
+    told = told.filter(pa.array(told["start_ns"].to_numpy() < BEGAN_NS + told_s * 1e9))
+    assert not any(getattr(v, "evidence", {}).get("cause") for v in said_of(job, told))
+
+
+def test_a_loss_that_is_told_late_is_of_the_time_in_which_it_was():
+    job = ddp(Job(), 100)
+    operations = operations_of(job.table())
+    cuts = cut(operations)
+    rows = [(2, "cpu_wait", BEGAN_NS + quarter * 250 * MS, 0) for quarter in range(41)]
+    rows.append((2, "off_cpu", BEGAN_NS + 10_000 * MS, 1000 * MS))  # until 11 s or later
+    names = ("rank", "phase", "start_ns", "lost_ns")
+    told = pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
+    lost = losses_of(operations, told, cuts, np.array([2]))["off_cpu"][:, 0]
+    assert (lost <= 1.001 * (cuts.end_ns - cuts.begin_ns)).all()
+    assert lost.sum() <= 1001 * MS
+
+
+def test_a_rank_that_was_off_for_two_seconds_is_not_stopped_again_and_again():
+    job = ddp(Job(factor=slow(2, 1.2, since=185)), 200)
+    off_s = job.at.max() / 1e9 - 2.5
+    told = losses(
+        int(job.at.max() / 1e9) + 1,
+        lambda rank, at: {"off_cpu": 0.2} if rank == 2 and at >= off_s else {},
+    )
+    assert not any(getattr(v, "evidence", {}).get("cause") for v in said_of(job, told))
+
+
 def test_ranks_that_queue_for_processors_are_compared_net_of_it():
     """Rank 1 takes 30 % longer, all of which it waits in a run queue, as any rank does at times."""
     rng = np.random.default_rng(0)
@@ -333,8 +368,9 @@ def test_ranks_on_other_gpus_are_not_slow_for_it():
 
 def test_time_off_the_processor_names_nobody_where_gpus_compute():
     job = ddp(Job(), 200)
-    lost = losses(int(job.at.max() / 1e9), lambda rank, at: {"off_cpu": 0.25} if rank == 2 else {})
     lengthened = ddp(Job(factor=slow(2, 1.4, since=100)), 200)
+    seconds = int(lengthened.at.max() / 1e9)
+    lost = losses(seconds, lambda rank, at: {"off_cpu": 0.25} if rank == 2 else {})
     [finding] = told_on(Gpus("A", "A", uses_gpus=False), lengthened, lost)
     assert finding.evidence["cause"] == "off_cpu"
     assert isinstance(told_on(Gpus("A", "A"), job, lost)[0], Healthy)
