@@ -72,6 +72,8 @@ def find(timings: Timings) -> list[Verdict]:
     findings = [overflows] if overflows else []
     of_what = ("loss",) if overflows else ("loss", "grad_norm")
     findings += [f for name in of_what if (f := _not_finite(timings, name, logged[name])) is not None]
+    if timings.skipped and not _bad(timings, "loss", logged["loss"]).any():
+        findings.append(_not_finite_before(timings))
     findings += _jumps_of_job(timings, "loss", "loss_spike", MIN_LOSS_RISE, logged["loss"])
     norm = logged["grad_norm"]
     norm_jumps = _jumps_of_job(timings, "grad_norm", "grad_norm_jump", MIN_NORM_RISE, norm)
@@ -163,6 +165,31 @@ def _not_finite(timings: Timings, name: str, logged: Mask) -> Finding | None:
             "ranks": timings.ranks[columns].tolist()[:64],
             "steps_not_finite": steps_bad,
             **advice,
+        },
+    )
+
+
+def _not_finite_before(timings: Timings) -> Finding:
+    """A loss that was not finite in steps that went by between two looks, and is finite now."""
+    first = timings.skipped[0][0]
+    ranks = [rank for step, rank in timings.skipped if step == first]
+    alone = len(ranks) == 1 and len(timings.ranks) > 1
+    count = len({step for step, _ in timings.skipped})
+    often = "one step" if count == 1 else f"{count} steps"
+    return timings.finding(
+        "nan",
+        "rank" if alone else "job",
+        str(ranks[0]) if alone else timings.job,
+        severity="critical",
+        confidence=0.99,
+        summary=f"The loss was not finite in {often}, first at step {first}"
+        + (f" on rank {ranks[0]}." if alone else "."),
+        evidence={
+            "query": "analysis.losses_not_finite",
+            "what": "loss",
+            "first_step": first,
+            "ranks": ranks,
+            "steps_not_finite": count,
         },
     )
 

@@ -1,5 +1,6 @@
 """The store as the analysis asks it."""
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -104,6 +105,23 @@ def test_where_nothing_new_was_stored_nothing_is_said():
     assert records.look("j", 0, 11 * second, ("steps",)) == {"steps": None}
     assert records.newest_step("j", 0) == 9
     assert records.look("j", 1, 12 * second, ("ranks",))["ranks"]
+
+
+def test_a_loss_that_is_not_finite_between_two_looks_is_told():
+    """Steps of 10 ms: the window of a look holds less than a second look's pause."""
+    columns = fleet(ranks=4, steps=1700)
+    columns["loss"] = np.where(columns["step"] == 500, np.nan, columns["loss"])
+    store = GrowingStore(columns)
+    records, told = StoreRecords(store), []
+    for look in range(4):
+        whole_steps(store, *range(400 * look, 400 * look + 400))
+        said = records.look("j", 0, look * 4 * 10**9, ("steps",))["steps"]
+        told.append([f.summary for f in said if getattr(f, "kind", "") == "nan"])
+    once = ["The loss was not finite in one step, first at step 500."]
+    assert told == [[], once, once, once]
+    whole_steps(store, 1600)
+    said = records.look("j", 0, 100 * 10**9, ("steps",))["steps"]
+    assert not any(getattr(f, "kind", "") == "nan" for f in said)
 
 
 def test_the_slowest_ranks_are_those_of_the_attempt_that_was_looked_at():

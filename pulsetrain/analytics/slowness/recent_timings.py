@@ -4,12 +4,15 @@ A step is settled 3 s after every rank's row of it has come, or 20 s after the f
 in the first 20 s of an attempt, when not all ranks are known. Settled steps are not read again. What comes
 later still (a node that was cut off sends its spool) is seen at the next reload, a minute later at most. So
 are the steps of a rank that was behind by more than the window, because it had none in it.
+
+Steps may be so short that the window moves past some between two looks. Of those, only losses that were not
+finite are read. They are told for a minute.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +34,7 @@ SETTLE_NS = 3_000_000_000  # spans of a step may be stored a little after the st
 LATE_NS = 20_000_000_000  # a rank that is so far behind is waited for no longer
 RELOAD_NS = 60_000_000_000
 PAUSE_NS = 20_000_000_000  # after a longer pause too much is new
+SKIPPED_NS = 60_000_000_000  # for how long what was not finite between two looks is told
 NO_END = 1 << 60
 
 
@@ -75,6 +79,8 @@ class RecentTimings:
         self._began_ns: int | None = None
         self.changed = False  # whether the last look found anything new
         self.reloads = 0  # looks that read everything
+        self._skipped: dict[tuple[int, int], int] = {}
+        """When a loss that was not finite was found in a step that no look had, by step and rank."""
 
     @property
     def last_step(self) -> int:
@@ -113,6 +119,7 @@ class RecentTimings:
         held, self._loaded, self.changed = self._loaded, None, True
         paused = held is not None and not 0 <= now_ns - held.looked_ns < PAUSE_NS
         due = held is not None and now_ns - held.loaded_ns >= RELOAD_NS
+        seen = None if held is None else held.unsettled
         if held is not None and not paused and not due:
             self._loaded = self._advanced(store, held, now_ns)
         if self._loaded is None:
@@ -120,7 +127,17 @@ class RecentTimings:
             self._loaded = self._read_all(store, now_ns)
             if due and not paused and held and self._loaded:
                 self._loaded.keep(held)
+        if self._loaded and seen is not None:
+            self._note_skipped(store, seen, self._loaded, now_ns)
         return self._timings(self._loaded, now_ns) if self._loaded else None
+
+    def _note_skipped(self, store: Queryable, first: int, held: _Loaded, now_ns: int) -> None:
+        """Read of the steps from `first` on that the window has left out what was not finite."""
+        steps = self._steps(max(first, held.first_step), held.last - self._window)
+        self._skipped = {at: ns for at, ns in self._skipped.items() if at[0] >= first or _new(ns, now_ns)}
+        if steps.first <= steps.last:
+            rows = analysis.losses_not_finite(store, steps).to_pylist()
+            self._skipped = {(row["step"], row["rank"]): now_ns for row in rows} | self._skipped
 
     def _steps(self, first: int, last: int) -> AttemptSteps:
         return AttemptSteps(job=self.job, attempt=self.attempt, first=first, last=last)
@@ -207,7 +224,7 @@ class RecentTimings:
         return complete or now_ns - held.seen_ns.get(step, 0) >= LATE_NS
 
     def _timings(self, held: _Loaded, now_ns: int) -> Timings:
-        return held.builder.timings(
+        timings = held.builder.timings(
             held.nodes,
             held.topology,
             job=self.job,
@@ -215,6 +232,12 @@ class RecentTimings:
             first_step=held.first_step,
             now_ns=now_ns,
         )
+        skipped = sorted(at for at, ns in self._skipped.items() if _new(ns, now_ns))
+        return replace(timings, skipped=tuple(skipped)) if skipped else timings
+
+
+def _new(found_ns: int, now_ns: int) -> bool:
+    return 0 <= now_ns - found_ns < SKIPPED_NS
 
 
 def rows_between(rows: pa.Table, first: int, end: int) -> pa.Table:

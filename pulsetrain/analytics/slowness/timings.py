@@ -57,7 +57,8 @@ class Timings:
     `stages_known`: a mesh named the stages, or transfers show a chain of three or more. Other stages only say
     which ranks may do other work. `shares_devices`: ranks took turns on devices in some of the steps.
     `on_device`: devices timed compute in some of them. `round_ends_ns` (UTC) are set where rounds of
-    collectives stand for steps (`rounds`).
+    collectives stand for steps (`rounds`). `skipped` are a step and a rank for each loss that was not finite
+    in steps before these, of which no look saw any number.
     """
 
     job: str
@@ -84,6 +85,7 @@ class Timings:
     on_device: bool = False
     models: NDArray[np.str_] = field(default_factory=lambda: np.zeros(0, np.str_))
     round_ends_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    skipped: tuple[tuple[int, int], ...] = ()
 
     @property
     def rounds(self) -> bool:

@@ -78,6 +78,18 @@ def steps(store: Queryable, steps: AttemptSteps) -> pa.Table:
     )
 
 
+def losses_not_finite(store: Queryable, steps: AttemptSteps) -> pa.Table:
+    """Where a rank logged a NaN or an infinity as its loss, the first 64: step, rank. In order."""
+    return store.query(
+        f"""
+        SELECT DISTINCT step, rank FROM steps
+        WHERE {IN_RANGE} AND loss IS NOT NULL AND NOT isFinite(assumeNotNull(loss))
+        ORDER BY step, rank LIMIT 64
+        """,
+        steps.params,
+    )
+
+
 def phase_names(store: Queryable, steps: AttemptSteps) -> pa.Table:
     """The phases of these steps: phase, category."""
     return store.query(f"SELECT DISTINCT phase, category FROM span_rollup WHERE {IN_RANGE}", steps.params)

@@ -42,6 +42,9 @@ class FakeStore:
             names = ("rank", "node", "pp", "dp") if "topology" in sql else ("rank", "node")
             return pa.table({n: columns[n][first] for n in names})
         keep = (columns["step"] >= params["first"]) & (columns["step"] <= params["last"])
+        if "NOT isFinite" in sql:
+            keep &= ~np.isfinite(columns["loss"])
+            return pa.table({n: columns[n][keep] for n in ("step", "rank")})
         names = PARTS if "span_rollup" in sql else ("duration_ns", "tokens", "flops", "loss", "grad_norm")
         table = pa.table({n: columns[n][keep] for n in ("step", "rank", *names)})
         if "compute" not in params:

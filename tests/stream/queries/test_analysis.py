@@ -314,3 +314,11 @@ def test_ranks_say_where_the_flops_of_an_attempt_come_from(chdb_store, said, sou
     steps = AttemptSteps(job=job, attempt=1, first=0, last=9)
     assert analysis.flops_source(chdb_store, steps) == source
     assert analysis.flops_source(chdb_store, replace(steps, attempt=0)) == ""
+
+
+def test_losses_that_are_not_finite_are_those_that_were_logged(chdb_store):
+    loss = [1.0, float("nan"), None, float("inf"), float("nan")]
+    columns = {"job": "nan", "attempt": [0] * 5, "rank": [0] * 5, "step": [1, 2, 3, 4, 9], "loss": loss}
+    chdb_store.insert("steps", table("steps", 5, **columns), token="nan")
+    of = AttemptSteps(job="nan", attempt=0, first=0, last=8)
+    assert analysis.losses_not_finite(chdb_store, of)["step"].to_pylist() == [2, 4]
