@@ -8,7 +8,6 @@ from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from pulsetrain.analytics import calibration
 from pulsetrain.analytics.selection import ranges
@@ -223,7 +222,7 @@ def rounds_from(
     return Rounds(
         timings=timings,
         arrivals=arrivals.arrivals_from(latest),
-        missing=_missing(topology, ranks, np.isfinite(parts["duration_ns"]).any(axis=0)),
+        missing=_missing(topology, ranks, parts["duration_ns"]),
     )
 
 
@@ -233,11 +232,9 @@ def _on(timings: Timings, hardware: Hardware) -> Timings:
     return replace(timings, models=np.array(models, np.str_)) if models else timings
 
 
-def _missing(topology: pa.Table, ranks: rounds.Ints, there: NDArray[np.bool_]) -> str:
-    """Which ranks of the topology, and of `ranks`, are in no round. "" for none.
-
-    `there` tells which of `ranks` are in some.
-    """
+def _missing(topology: pa.Table, ranks: rounds.Ints, durations: rounds.Floats) -> str:
+    """Which ranks of the topology, and of `ranks`, are in no round. "" for none. `durations` are theirs."""
+    there = np.isfinite(durations).any(axis=0)
     every = np.union1d(topology["rank"].to_numpy().astype(np.int64), ranks)
     missing = np.setdiff1d(every, ranks[there]).tolist()
     if not missing:
