@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 
@@ -23,6 +23,7 @@ from pulsetrain.analytics.slowness import (
     straggler,
 )
 from pulsetrain.analytics.slowness.device_peaks import Peak
+from pulsetrain.analytics.slowness.open_slowdowns import OpenSlowdowns
 from pulsetrain.analytics.slowness.recent_transfers import RecentTransfers
 from pulsetrain.analytics.slowness.timings import Timings
 from pulsetrain.analytics.verdict import Inconclusive, Verdict, findings, guarded
@@ -50,11 +51,15 @@ class StepRange:
 
 @dataclass(frozen=True, kw_only=True)
 class Recent:
-    """What is held of a running job: the timings of its newest steps, their collectives, its machines."""
+    """What is held of a running job: the timings of its newest steps, their collectives, its machines.
+
+    `slowdowns` are those of the whole job that earlier looks saw.
+    """
 
     timings: Timings
     transfers: RecentTransfers
     hardware: JobHardware
+    slowdowns: OpenSlowdowns = field(default_factory=OpenSlowdowns)
 
 
 @dataclass(frozen=True)
@@ -252,7 +257,10 @@ def _that_fit(source: AnalyzerInput, *, chosen: bool) -> tuple[AnalyzerInput, li
 def analyze_recent(
     store: Queryable, recent: Recent, analyzers: Mapping[str, Analyzer] = STEP_ANALYZERS
 ) -> list[Verdict]:
-    """As `analyze`, on the newest steps of a running job whose timings are held already."""
+    """As `analyze`, on the newest steps of a running job whose timings are held already.
+
+    What slowed the whole job and is not over stays a finding, however long ago it began.
+    """
     timings = recent.timings
     source = AnalyzerInput(
         store=store,
@@ -264,7 +272,7 @@ def analyze_recent(
         now_ns=timings.now_ns,
         recent=recent,
     )
-    return verdicts_of(source, analyzers)
+    return recent.slowdowns.take(verdicts_of(source, analyzers), timings, analyzers)
 
 
 def verdicts_of(source: AnalyzerInput, analyzers: Mapping[str, Analyzer]) -> list[Verdict]:

@@ -22,6 +22,7 @@ from pulsetrain.analytics.analyze import (
 from pulsetrain.analytics.machines.job_hardware import JobHardware
 from pulsetrain.analytics.slowness import stepless, straggler
 from pulsetrain.analytics.slowness.device_peaks import Peak
+from pulsetrain.analytics.slowness.open_slowdowns import OpenSlowdowns
 from pulsetrain.analytics.slowness.recent_timings import RecentTimings
 from pulsetrain.analytics.slowness.recent_transfers import RecentTransfers
 from pulsetrain.analytics.slowness.slowest import Slowest, slowest
@@ -70,6 +71,7 @@ class _Held:
     """When others than ranks were first asked about: a job that may name no steps has no rows of them yet."""
     transfers: RecentTransfers = field(default_factory=RecentTransfers)
     hardware: JobHardware = field(default_factory=JobHardware)
+    slowdowns: OpenSlowdowns = field(default_factory=OpenSlowdowns)
     reloads: int = 0
     looked_ns: int = 0
     slowest: Slowest | None = None
@@ -205,7 +207,12 @@ class StoreRecords:
         held.transfers.settled_before = held.timings.unsettled
         if held.timings.changed or held.slowest is None:
             held.slowest = _ranked(timings, held)
-        recent = Recent(timings=timings, transfers=held.transfers, hardware=held.hardware)
+        recent = Recent(
+            timings=timings,
+            transfers=held.transfers,
+            hardware=held.hardware,
+            slowdowns=held.slowdowns,
+        )
         said: dict[Group, list[Verdict] | None] = {}
         for group in groups:
             seen, held.judged[group] = held.judged.get(group), held.version
@@ -233,7 +240,7 @@ class StoreRecords:
         if newest == held.newest:
             return None
         held.newest = newest
-        if newest.begin_s(stepless.WINDOW_S) is None:
+        if not newest.begins_ns(stepless.WINDOW_S):
             held.unreadable_ns = now_ns
         return [nothing, *rounds(newest, store, job, attempt, now_ns=now_ns)]
 

@@ -8,7 +8,7 @@ from pulsetrain.analytics.analyze import MACHINE_ANALYZERS, STEP_ANALYZERS
 from pulsetrain.analytics.incidents.alert_state import AlertConfig
 from pulsetrain.analytics.incidents.alerts import AlertBook
 from pulsetrain.analytics.slowness import stepless
-from pulsetrain.analytics.verdict import Inconclusive
+from pulsetrain.analytics.verdict import Inconclusive, findings
 from pulsetrain.hub import stored_records
 from pulsetrain.hub.stored_records import YOUNG_NS, StoreRecords
 from tests.analytics.fleet import fleet
@@ -105,6 +105,18 @@ def test_where_nothing_new_was_stored_nothing_is_said():
     assert records.look("j", 0, 11 * second, ("steps",)) == {"steps": None}
     assert records.newest_step("j", 0) == 9
     assert records.look("j", 1, 12 * second, ("ranks",))["ranks"]
+
+
+def test_a_job_that_stays_slow_stays_a_finding():
+    """From step 1000 on all ranks take half as long again. At the end no look sees a step before it."""
+    columns = fleet(ranks=4, steps=2000, everyone=np.where(np.arange(2000) < 1000, 1.0, 1.5))
+    store = GrowingStore(columns)
+    records = StoreRecords(store)
+    for look in range(25):
+        whole_steps(store, *range(80 * look, 80 * look + 80))
+        said = records.look("j", 0, look * 4 * 10**9, ("steps",))["steps"]
+        slow = {f.kind for f in findings(said) if f.subject_type == "job"}
+        assert slow == ({"fail_slow", "mfu_decay"} if look >= 12 else set()), look
 
 
 def test_a_loss_that_is_not_finite_between_two_looks_is_told():

@@ -1,0 +1,137 @@
+"""Slowdowns of a whole job stay findings until its times are again as they were before.
+
+A look compares the newest steps with the steps before them. Some hundred steps after a job became slower, all
+that a look sees are slow steps, and nothing in them is wrong. So the level before is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pulsetrain.analytics.slowness import fail_slow, mfu
+from pulsetrain.analytics.slowness.timings import Timings
+from pulsetrain.analytics.verdict import Finding, Healthy, Verdict
+
+Floats = NDArray[np.float64]
+
+NEWEST = 20  # steps that tell whether times are as before
+BACK_SHARE = 0.5  # of the rise, below which they are
+KINDS: Mapping[str, str] = MappingProxyType({"fail_slow": fail_slow.NAME, "mfu_decay": mfu.NAME})
+"""Kinds of findings on jobs, and the analyzer of each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Open:
+    """A slowdown that was seen. `cost` gives what a step costs, and `limit` is the level that ends it."""
+
+    finding: Finding
+    cost: Callable[[Timings], Floats]
+    limit: float
+
+
+class OpenSlowdowns:
+    """Those of one attempt of a job. One thread calls it."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Open] = {}
+        self._explained: set[int] = set()
+        """When ranks became slower that were named for it."""
+
+    def take(self, verdicts: Iterable[Verdict], timings: Timings, asked: Collection[str]) -> list[Verdict]:
+        """What the analyzers `asked` said of these steps, with the slowdowns that have not ended.
+
+        A slowdown is added where its analyzer names nobody. A rank that is named may explain it.
+        """
+        said = list(verdicts)
+        for kind, analyzer in KINDS.items():
+            if analyzer not in asked:
+                continue
+            found = [v for v in said if isinstance(v, Finding) and v.kind == kind]
+            self._keep(kind, found, timings)
+            held = self._open.get(kind)
+            if held is not None and not found:
+                said = [v for v in said if not (isinstance(v, Healthy) and v.analyzer == analyzer)]
+                evidence = {**held.finding.evidence, "last_step": int(timings.steps[-1])}
+                said.append(replace(held.finding, ts_ns=timings.now_ns, evidence=evidence))
+        return said
+
+    def _keep(self, kind: str, found: Sequence[Finding], timings: Timings) -> None:
+        """Forget what is over, and note what begins. Of findings on one slowdown the surest is kept."""
+        held = self._open.get(kind)
+        if held is not None and _level(held.cost(timings)[timings.usable][-NEWEST:]) < held.limit:
+            held = None
+        self._explained |= {_first(f) for f in found if f.subject_type != "job"}
+        new = next((f for f in found if f.subject_type == "job"), None)
+        if new is not None and held is None:
+            held = None if self._explains(new) else _opened(new, timings)
+        elif new is not None and held is not None and _same(new, held.finding):
+            held = replace(held, finding=max(held.finding, new, key=lambda f: f.confidence))
+        self._open = {k: o for k, o in self._open.items() if k != kind} | ({kind: held} if held else {})
+
+    def _explains(self, finding: Finding) -> bool:
+        """Whether a rank became slower then. It is named for as long as it is slower than the others."""
+        began = _first(finding)
+        return finding.kind == fail_slow.NAME and any(abs(at - began) <= NEWEST for at in self._explained)
+
+
+def _same(one: Finding, other: Finding) -> bool:
+    """Whether two findings are of one slowdown: they begin at nearly the same step."""
+    return abs(_first(one) - _first(other)) <= NEWEST
+
+
+def _first(finding: Finding) -> int:
+    return int(str(finding.evidence["first_step"]))
+
+
+def _opened(finding: Finding, timings: Timings) -> _Open | None:
+    """The slowdown of a finding. None where the steps do not show it, as a drift that has hardly begun."""
+    cost = _cost_of(finding, timings)
+    costs, first = cost(timings), _first(finding)
+    usable = timings.usable
+    before = _level(costs[usable & (timings.steps < first)])
+    during = _level(costs[usable & (timings.steps >= first)][-NEWEST:])
+    if not during > before > 0:
+        return None
+    return _Open(finding=finding, cost=cost, limit=before + BACK_SHARE * (during - before))
+
+
+def _level(costs: Floats) -> float:
+    """The usual cost. NaN where fewer than half of these steps tell theirs."""
+    known = costs[np.isfinite(costs)]
+    return float(np.median(known)) if len(known) and 2 * len(known) >= len(costs) else np.nan
+
+
+def _cost_of(finding: Finding, timings: Timings) -> Callable[[Timings], Floats]:
+    """What the finding measured of each step: its time, for a FLOP, or for a token where tokens differ."""
+    if finding.kind == "mfu_decay":
+        return lambda of: _each(of, of.numbers["duration_ns"]) / _total(of, "flops")
+    compute, per_token = finding.evidence.get("measure") == "compute", _tokens_differ(timings)
+
+    def cost(of: Timings) -> Floats:
+        times = _each(of, of.parts["compute"] if compute else of.numbers["duration_ns"])
+        return times / _total(of, "tokens") if per_token else times
+
+    return cost
+
+
+def _tokens_differ(timings: Timings) -> bool:
+    return not isinstance(timings.varying_tokens(), float)
+
+
+def _each(of: Timings, times: Floats) -> Floats:
+    """The median over ranks of each step. NaN where none is known."""
+    known = np.isfinite(times).any(axis=1)
+    costs = np.full(len(of.steps), np.nan)
+    costs[known] = np.nanmedian(times[known], axis=1)
+    return costs
+
+
+def _total(of: Timings, name: str) -> Floats:
+    """The sum over ranks. NaN where it is not known of each."""
+    counted = of.numbers[name]
+    return np.where((counted > 0).all(axis=1), counted.sum(axis=1), np.nan)

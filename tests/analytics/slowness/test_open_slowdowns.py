@@ -1,0 +1,89 @@
+"""A slowdown of the whole job is told until it is over, however far the steps have moved on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pulsetrain.analytics.slowness import fail_slow, mfu
+from pulsetrain.analytics.slowness.open_slowdowns import OpenSlowdowns
+from pulsetrain.analytics.slowness.timings import from_matrices
+from pulsetrain.analytics.verdict import Healthy, Inconclusive, findings
+
+ANALYZERS = ("fail_slow", "mfu")
+STEPS = np.arange(2600)
+
+
+def job(everyone, *, tokens=4096.0, slow=None):
+    """Looks at a job whose compute is multiplied so: what is said of the steps before a given one."""
+    noise = np.random.default_rng(0).standard_normal((len(STEPS), 4))
+    compute = 1e8 * everyone[:, None] * (1 + 0.02 * noise)
+    if slow is not None:
+        compute[slow:, 2] *= 1.5
+    counted = np.broadcast_to(np.asarray(tokens), len(STEPS))[:, None] * np.ones(4)
+    matrices = {
+        "compute": compute,
+        "duration_ns": np.tile(compute.max(axis=1, keepdims=True) * 1.1, 4),
+        "tokens": counted,
+        "flops": counted * 1e6,
+    }
+    held = OpenSlowdowns()
+
+    def look(last):
+        rows = slice(max(0, last - 256), last)
+        timings = from_matrices({n: m[rows] for n, m in matrices.items()}, job="j", steps=STEPS[rows])
+        said = fail_slow.find(timings, recovered=False) + mfu.find(timings)
+        return held.take(said, timings, ANALYZERS)
+
+    return look
+
+
+def kinds(said):
+    return {(f.kind, f.subject_type) for f in findings(said)}
+
+
+def test_a_job_that_stays_slow_is_not_healthy_when_only_slow_steps_are_looked_at():
+    look = job(np.where((STEPS >= 1000) & (STEPS < 2000), 1.5, 1.0))
+    assert not kinds(look(990))
+    for last in range(1040, 2001, 40):
+        said = look(last)
+    assert kinds(said) == {("fail_slow", "job"), ("mfu_decay", "job")}
+    assert not any(isinstance(v, Healthy) for v in said)
+    slow = next(f for f in findings(said) if f.kind == "fail_slow")
+    assert abs(slow.evidence["first_step"] - 1000) <= 4
+    assert slow.evidence["last_step"] == 1999
+    for last in range(2040, 2600, 40):
+        said = look(last)
+    assert not kinds(said)
+
+
+def test_a_job_that_is_a_little_better_is_still_slow():
+    look = job(np.where(STEPS < 1000, 1.0, np.where(STEPS < 1500, 1.5, 1.35)))
+    for last in range(960, 2600, 40):
+        said = look(last)
+    assert ("fail_slow", "job") in kinds(said)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_clean_job_stays_healthy(seed):
+    wander = 1 + 0.01 * np.sin(STEPS / (50 + 100 * seed))
+    look = job(wander, tokens=np.where(STEPS < 1300, 4096.0, 4000.0))
+    assert not any(kinds(look(last)) for last in range(260, 2600, 80))
+
+
+def test_where_a_rank_was_named_for_it_the_job_is_not_slow_for_ever():
+    look = job(np.ones(len(STEPS)), slow=1000)
+    assert ("fail_slow", "rank") in kinds(look(1080))
+    for last in range(1120, 2600, 40):
+        said = look(last)
+    assert ("fail_slow", "job") not in kinds(said)
+
+
+def test_an_analyzer_that_was_not_asked_says_nothing():
+    look = job(np.where(STEPS >= 1000, 1.5, 1.0))
+    said = look(1200)
+    assert kinds(said)
+    held, timings = OpenSlowdowns(), from_matrices({"compute": np.ones((40, 4))}, job="j")
+    held.take(findings(said), timings, ())
+    blind = [Inconclusive(analyzer="fail_slow", reason="none")]
+    assert held.take(blind, timings, ANALYZERS) == blind
