@@ -53,6 +53,8 @@ async def launch(job: JobState) -> Event | Fault:
         "sources": {str(r): s for r, s in plan.sources.items()},
     }
     job.write("attempt_started", detail)
+    if plan.abandoned:
+        job.write("restore_abandoned", {"step": plan.step})
     job.keep_world()
     if job.move is None or job.move.request.what != "preempt":
         job.services.memory.preemption(job.name, None)  # also where a node was lost since the resume

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -23,6 +23,7 @@ class RestorePlan:
     `replica_attempt` is -1 where each rank gets what it has saved itself. Else each rank gets what any rank
     has saved in that attempt, because all have saved the same. `saved_attempt` is the attempt that saved what
     each rank gets of its own. With `shards`, ranks put together what ranks of another world have saved.
+    `abandoned`: the script had gone back since it was saved, and what it saved since is not whole.
     """
 
     step: int
@@ -30,6 +31,7 @@ class RestorePlan:
     replica_attempt: int = -1
     saved_attempt: int = -1
     shards: ShardSources = NONE
+    abandoned: bool = False
 
     @property
     def order(self) -> tuple[int, int]:
@@ -99,7 +101,8 @@ def plan_restore(
     """The newest step that every rank of `world` can reach, and the nearest source for each rank.
 
     A later attempt is newer, whatever its step: it went on from what there was, or began anew. What an
-    attempt had saved before its script went back does not count, from the step on that it saved since.
+    attempt had saved before its script went back counts only where nothing else covers all ranks, from the
+    step on that it saved since.
 
     Own memory is nearest, then a copy in another node's memory, then storage. `held` maps reachable nodes to
     what they could give. `unrestorable` (rank, step) turned out to be whole nowhere. The step is -1, with
@@ -110,7 +113,19 @@ def plan_restore(
     which part of the whole state ranks of each world have. A world of the same size takes shards only where
     they are more than `FEW_STEPS` newer, because random generators are not restored from them.
     """
-    holdings = _without_abandoned(held)
+    for number, holdings in enumerate(_by_history(held)):
+        plan = _plan(world, holdings, unrestorable, known)
+        if plan.step >= 0:
+            return replace(plan, abandoned=number > 0)
+    return RestorePlan(step=-1, sources={})
+
+
+def _plan(
+    world: Sequence[WorldNode],
+    holdings: Mapping[str, tuple[Held, ...]],
+    unrestorable: Collection[tuple[int, int]],
+    known: Mapping[SavedBy, Mapping[int, int]],
+) -> RestorePlan:
     own = _plan_by_rank(world, holdings, unrestorable)
     replica = _plan_by_replica(world, holdings, unrestorable)
     best = replica if replica.order > own.order else own
@@ -129,9 +144,20 @@ def plan_restore(
     )
 
 
-def _without_abandoned(held: Mapping[str, Iterable[Held]]) -> dict[str, tuple[Held, ...]]:
-    """Leave out what a script has abandoned by going back. At least half of the ranks must have done so."""
+def _by_history(held: Mapping[str, Iterable[Held]]) -> Iterator[dict[str, tuple[Held, ...]]]:
+    """What counts, then what had counted before the script went back for the last time, and so on."""
     holdings = {node: tuple(items) for node, items in held.items()}
+    yield _without_abandoned(holdings)
+    while any(item.history for items in holdings.values() for item in items):
+        newest: dict[int, int] = {}
+        for item in (item for items in holdings.values() for item in items):
+            newest[item.attempt] = max(item.history, newest.get(item.attempt, 1))
+        holdings = {n: tuple(i for i in s if i.history < newest[i.attempt]) for n, s in holdings.items()}
+        yield _without_abandoned(holdings)
+
+
+def _without_abandoned(holdings: Mapping[str, tuple[Held, ...]]) -> dict[str, tuple[Held, ...]]:
+    """Leave out what a script has abandoned by going back. At least half of the ranks must have done so."""
     ranks: dict[tuple[int, int], set[int]] = defaultdict(set)  # by attempt and history
     begins: dict[tuple[int, int], int] = {}
     for item in (item for items in holdings.values() for item in items):

@@ -81,6 +81,17 @@ def test_a_launch_that_does_not_know_what_storage_holds_is_an_event():
     assert job.services.journal.last("storage_not_read")["detail"] == {"nodes": ["b"]}
 
 
+def test_a_launch_from_what_the_script_had_abandoned_is_an_event():
+    a, b = Launcher("a"), Launcher("b")
+    job = job_of(a, b)
+    before = [Held(rank=r, step=1000, tier="storage", attempt=0) for r in range(4)]
+    since = Held(rank=0, step=1, tier="memory", attempt=0, history=1)
+    a.take_heartbeat(heartbeat("a", held=(*before, since, replace(since, rank=1))), 0.0)
+    asyncio.run(launch(job))
+    assert b.commands[-1].restore_step == 1000
+    assert job.services.journal.last("restore_abandoned")["detail"] == {"step": 1000}
+
+
 def test_all_agents_of_a_job_get_the_key_by_which_they_know_each_other():
     a, b = Launcher("a"), Launcher("b")
     job = job_of(a, b)

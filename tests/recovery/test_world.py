@@ -140,6 +140,23 @@ def test_what_a_script_abandoned_by_going_back_is_not_restored():
     assert plan_for("ab", {"a": before, "b": before}).step == 1000
 
 
+def test_what_a_script_abandoned_is_better_than_a_fresh_start():
+    """Numbers of steps that begin again in each epoch. A node is lost just after that."""
+    before = [Held(rank=r, step=s, tier="storage", attempt=0) for s in (900, 1000) for r in (0, 1)]
+    since = [Held(rank=0, step=1, tier="memory", attempt=0, history=1)]
+    plan = plan_for("ab", {"a": [*before, *since], "b": []})
+    assert (plan.step, set(plan.sources.values()), plan.abandoned) == (1000, {"storage"}, True)
+    both = [*since, Held(rank=1, step=1, tier="peer", attempt=0, history=1)]
+    plan = plan_for("ab", {"a": [*before, *both], "b": []})
+    assert (plan.step, plan.abandoned) == (1, False)
+
+
+def test_states_from_before_and_after_the_script_went_back_are_never_mixed():
+    before = [Held(rank=1, step=7, tier="storage", attempt=0)]
+    since = [Held(rank=0, step=7, tier="memory", attempt=0, history=1)]
+    assert plan_for("ab", {"a": [*before, *since], "b": []}).step == -1
+
+
 def test_one_copy_of_a_replicated_state_is_enough_for_a_world_of_any_size():
     plan = plan_for("ab", {"a": [replica(9, 0, attempt=3, saved_by=1)], "b": []})
     assert (plan.step, plan.replica_attempt) == (9, 3)
