@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
+from pulsetrain.checkpoint import fsdp1
 from pulsetrain.checkpoint.memory.arena import Arena
 from pulsetrain.checkpoint.memory.layout import Entry, Layout, Nested, decode, decode_values, rebuild
 from pulsetrain.checkpoint.memory.slots import SlotInfo, payload_offset
@@ -86,11 +87,13 @@ def extra_names(entries: Mapping[str, object]) -> list[str]:
 
 
 def copied_names(module: torch.nn.Module, live: Mapping[str, object]) -> list[str]:
-    """Entries of a module's state that are copies, as a full state of FSDP is. To fill them changes nothing.
+    """Entries of a module's state that are copies, as all of FSDP1 are. To fill them changes nothing.
 
-    `live` is what its `state_dict` returned. Only where it has what is no parameter and no buffer, that is
-    called once more: what is in the same memory again is no copy.
+    `live` is what its `state_dict` returned. That is called once more only where another module has what is
+    no parameter and no buffer: what is in the same memory again is no copy.
     """
+    if fsdp1.wrapped(module):  # ranks decide alike, and need no second copy of the whole model
+        return list(live)
     own = {_memory(t) for t in (*module.parameters(), *module.buffers())}
     extra = set(extra_names(live))
     tensors = {n: t for n, t in live.items() if isinstance(t, torch.Tensor) and n not in extra}

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
+from pulsetrain.checkpoint import fsdp1
 from pulsetrain.checkpoint.memory.layout import Entry, Layout, Nested, Plain, TreeNode, aligned
 from pulsetrain.checkpoint.optimizers import future_state_bytes, optimizer_names
 from pulsetrain.checkpoint.sharding import local, position
@@ -148,10 +149,13 @@ def _walk_entry(key: str, value: object, leaves: Leaves) -> Form:
     before = len(leaves.tensors)
     if isinstance(value, torch.nn.Module):
         form = _walk(value.state_dict(keep_vars=True), (key,), leaves)
-        leaves.optimizer_owned += [
+        parameters = [
             type(t) is torch.nn.Parameter or isinstance(t, torch.nn.Parameter)
             for t in leaves.tensors[before:]
         ]
+        if not parameters or not all(parameters):
+            fsdp1.refuse_rank0_only(key, value)
+        leaves.optimizer_owned += parameters
         return form
     form = _walk(value.state_dict() if hasattr(value, "state_dict") else value, (key,), leaves)
     owned = isinstance(value, torch.optim.Optimizer) or getattr(value, OPTIMIZER_OWNED, False)

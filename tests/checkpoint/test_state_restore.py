@@ -1,5 +1,8 @@
 """A saved state reaches the live objects in place, or an error names what does not fit."""
 
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -138,3 +141,20 @@ def test_what_does_not_fit_is_named(saved, message):
 def test_a_model_of_other_parameters_is_named():
     with pytest.raises(CheckpointError, match="m: model and checkpoint differ in bias, scale"):
         put_back({"m": torch.nn.Linear(2, 2)}, {"m": {"weight": torch.zeros(2, 2), "scale": torch.zeros(1)}})
+
+
+def test_a_full_state_of_fsdp_is_asked_for_once(monkeypatch):
+    """Each call gathers the whole model, and every rank must make as many."""
+
+    class Wrapped(torch.nn.Linear):
+        calls = 0
+
+        def state_dict(self, *args, **options):
+            self.calls += 1
+            return super().state_dict(*args, **options)
+
+    home = SimpleNamespace(FullyShardedDataParallel=Wrapped)
+    monkeypatch.setitem(sys.modules, "torch.distributed.fsdp.fully_sharded_data_parallel", home)
+    model = copying(Wrapped(4, 2))
+    put_back({"model": model}, {"model": {"weight": torch.ones(2, 4), "bias": torch.ones(2)}})
+    assert (model.calls, float(model.weight.detach().sum())) == (1, 8)
