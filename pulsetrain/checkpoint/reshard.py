@@ -33,7 +33,7 @@ from pulsetrain.checkpoint.state_restore import copied_names, extra_names, load_
 from pulsetrain.checkpoint.storage.backend import open_storage
 from pulsetrain.checkpoint.storage.manifest import Checkpoints, Manifest, Segment, Table
 from pulsetrain.checkpoint.storage.shards import readers
-from pulsetrain.checkpoint.storage.tensor_index import TensorIndex
+from pulsetrain.checkpoint.storage.tensor_index import TensorIndex, beginnings
 from pulsetrain.core.errors import CheckpointError
 from pulsetrain.core.progress import progress
 from pulsetrain.elastic.element_types import keep_types, settings_like
@@ -61,11 +61,14 @@ def load_resharded(
     different values. So it is in objects other than modules, optimizers and tensors.
 
     Raises `CheckpointError` where there is no such step, or a tensor that `state` needs is missing, has
-    another global shape, or other values on another rank. Raises `CorruptData` for damaged bytes.
+    another global shape, or other values on another rank. Raises `CorruptData` for damaged bytes, and
+    `UsageError` for an empty text in `may_differ`.
     """
     checkpoints = Checkpoints(open_storage(storage), job)
     others = [f"{key}." for key, value in state.items() if not isinstance(value, _WHOLE_OBJECTS)]
-    index = TensorIndex(checkpoints, _manifest(checkpoints, step), may_differ=[*may_differ, *others])
+    index = TensorIndex(
+        checkpoints, _manifest(checkpoints, step), may_differ=[*beginnings(may_differ), *others]
+    )
     trees = _trees(index)
     wanted: Mapping[str, Segment] = {}
     if group is not None or show_progress:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from pulsetrain.checkpoint.reshard import load_resharded
-from pulsetrain.core.errors import CheckpointError
+from pulsetrain.core.errors import CheckpointError, UsageError
 from tests.checkpoint.extra_state import copying, extra_of, layers
 from tests.checkpoint.stored import commit_arrays, commit_states
 from tests.repository import ROOT
@@ -87,7 +87,11 @@ def test_parameters_that_differ_between_ranks_are_not_taken_from_the_first(tmp_p
     model = torch.nn.Linear(2, 1)
     with pytest.raises(CheckpointError, match=r"model.weight: rank 1 has saved other values"):
         load_resharded(str(tmp_path), "j", {"model": model})
-    load_resharded(str(tmp_path), "j", {"model": model}, may_differ=["model."])
+    with pytest.raises(CheckpointError, match=r"model.weight: rank 1 has saved other values"):
+        load_resharded(str(tmp_path), "j", {"model": model}, may_differ="ema.")  # no list of letters
+    with pytest.raises(UsageError, match='has ""'):
+        load_resharded(str(tmp_path), "j", {"model": model}, may_differ=[""])
+    load_resharded(str(tmp_path), "j", {"model": model}, may_differ="model.")
     assert torch.equal(model.weight, models[0].weight)
 
 

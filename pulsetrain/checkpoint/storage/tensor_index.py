@@ -18,7 +18,7 @@ import xxhash
 from pulsetrain.checkpoint.memory.layout import Layout, element_bytes, of_one_rank
 from pulsetrain.checkpoint.memory.slots import payload_offset
 from pulsetrain.checkpoint.storage.manifest import Checkpoints, Manifest, Segment
-from pulsetrain.core.errors import CheckpointError, CorruptData
+from pulsetrain.core.errors import CheckpointError, CorruptData, UsageError
 from pulsetrain.core.progress import Report, unseen
 
 Shape = tuple[int, ...]
@@ -66,10 +66,10 @@ class TensorIndex:
         may_differ: Sequence[str] = (),
     ) -> None:
         """Reads the layouts of all ranks. Raises `CorruptData`, and `CheckpointError` where ranks
-        disagree."""
+        disagree. Raises as `beginnings` does."""
         self._checkpoints, self.manifest = checkpoints, manifest
         self._cache: OrderedDict[str, bytes] = OrderedDict()
-        self._cached_boxes, self._may_differ = cached_boxes, tuple(may_differ)
+        self._cached_boxes, self._may_differ = cached_boxes, beginnings(may_differ)
         self._differing: dict[str, int] = {}  # by name, a rank that has saved other values than one before it
         self.bytes_read = self._bytes_given = 0
         self.report: Report = unseen
@@ -194,6 +194,18 @@ class TensorIndex:
         while len(self._cache) > self._cached_boxes:
             self._cache.popitem(last=False)
         return content
+
+
+def beginnings(names: Sequence[str]) -> tuple[str, ...]:
+    """What names may begin with. A text alone is one of them. Raises `UsageError` for an empty one.
+
+    >>> beginnings("ema."), beginnings(["a.", "b."])
+    (('ema.',), ('a.', 'b.'))
+    """
+    texts = (names,) if isinstance(names, str) else tuple(names)
+    if "" in texts:
+        raise UsageError('may_differ (export: --may-differ) has "", with which every name begins')
+    return texts
 
 
 def _hash(box: Box) -> str:
