@@ -9,7 +9,7 @@ from threading import Lock
 
 from pulsetrain.checkpoint.checkpoint_events import CheckpointEvents
 from pulsetrain.checkpoint.memory.slots import SlotInfo
-from pulsetrain.checkpoint.storage.manifest import MANIFEST, Checkpoints, Manifest, folder_of
+from pulsetrain.checkpoint.storage.manifest import MANIFEST, REPLACED, Checkpoints, Manifest, Save, folder_of
 from pulsetrain.checkpoint.storage.polling import Poller
 from pulsetrain.checkpoint.storage.rank_files import read_receipts, read_tables
 from pulsetrain.core.errors import CheckpointError, CorruptData
@@ -28,7 +28,9 @@ class Committer:
         self._timeout_s = self._tables_s = timeout_s
         self._newest: tuple[Manifest, ...] = ()
         self._stored_attempt = NOT_READ
-        self._given_up: deque[tuple[int, int, int]] = deque(maxlen=LOOKED_AT)  # step, attempt, edition
+        self._given_up: deque[Save] = deque(maxlen=LOOKED_AT)
+        self._in_use: set[Save] = set()  # saves that wait to be committed
+        self._replaced: deque[Manifest] = deque(maxlen=REPLACED)
         self._lock = Lock()
         self._changing = Lock()  # a manifest must not be written while packs are removed
 
@@ -63,6 +65,16 @@ class Committer:
 
         Raises `CheckpointError` where a rank is late, or content is missing or gone.
         """
+        save = (info.step, info.attempt, info.edition)
+        with self._lock:
+            self._in_use.add(save)
+        try:
+            return self._commit(info)
+        finally:
+            with self._lock:
+                self._in_use.discard(save)
+
+    def _commit(self, info: SlotInfo) -> Manifest:
         what = f"of step {info.step}"
         tables = self._poller.wait(
             lambda: read_tables(self._checkpoints, info), self._tables_s, f"tables {what}"
@@ -87,25 +99,28 @@ class Committer:
             blobs=blobs,
         )
         path = self._checkpoints.path(f"{folder_of(info.step)}/{MANIFEST}")
-        self._refuse_foreign(info.step)
+        before = self._own_manifest(info.step)
         with self._changing:  # a pack of an earlier step may be gone since a rank decided to refer to it
             lost = self._checkpoints.lost_files(manifest)
             if lost:
                 raise CheckpointError(f"step {info.step} refers to what is gone: {', '.join(lost)}")
             self._checkpoints.storage.put(path, [manifest.encode()])
+            if before is not None:
+                self._replaced.append(before)
         return manifest
 
-    def _refuse_foreign(self, step: int) -> None:
-        """Raise where another run, which goes on beside this one, has committed the step."""
+    def _own_manifest(self, step: int) -> Manifest | None:
+        """What is committed of the step. Raises where another run that goes on beside this one did that."""
         try:
             there = self._checkpoints.manifest(step)
         except CorruptData:
-            return
+            return None
         if there is not None and self._checkpoints.is_foreign(there):
             raise CheckpointError(
                 f"step {step}: another run writes the checkpoints of job {self._checkpoints.job} in this "
                 "storage too: give --job another name"
             )
+        return there
 
     def await_commit(self, info: SlotInfo) -> Manifest:
         """The manifest that rank 0's agent writes. Raises `CheckpointError` where it is late."""
@@ -143,7 +158,11 @@ class Committer:
         The step that was just `committed` stays.
         """
         with self._changing:
-            removed = self._checkpoints.retain(last=keep_last, every=keep_every, spare=committed)
+            with self._lock:
+                in_use = set(self._in_use)
+            removed = self._checkpoints.retain(
+                last=keep_last, every=keep_every, spare=committed, in_use=in_use, replaced=self._replaced
+            )
         self._forget(m for m in self._newest if m.step in removed)
         if removed:
             self._events.event("checkpoints_removed", {"steps": removed})

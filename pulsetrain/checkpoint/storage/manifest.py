@@ -28,8 +28,11 @@ from pulsetrain.core.progress import Report, unseen
 FORMAT = 1
 CLOCKS_DIFFER_NS = 5 * 10**9  # by this much at most, of the nodes of two runs
 MANIFEST = "manifest.json"
+REPLACED = 2  # manifests of steps that were saved again, to which a save on its way may refer
 READ_BYTES = 64 << 20  # of a segment at once
 
+Save = tuple[int, int, int]
+"""Step, attempt and edition of one save."""
 BlobJson = tuple[str, int, int]
 """File, offset and bytes of a blob, as files have it (a JSON array)."""
 
@@ -388,13 +391,24 @@ class Checkpoints:
             report(done)
         return wrong
 
-    def retain(self, *, last: int, every: int, spare: int = -1) -> list[int]:
+    def retain(
+        self,
+        *,
+        last: int,
+        every: int,
+        spare: int = -1,
+        in_use: Collection[Save] = (),
+        replaced: Iterable[Manifest] = (),
+    ) -> list[int]:
         """Remove steps that neither `last` nor `every` keeps, and return them. The step `spare` stays.
 
         `last` counts from the newest, see `committed`. Steps beyond the newest stay: an earlier attempt got
         so far, and perhaps somebody wants to go on from there. Steps without a manifest go too where they
         are older than the newest step. A pack that a kept manifest refers to stays. So does all that another
         run writes which goes on beside this one.
+
+        From steps that stay, files go that this run wrote for them before it saved them again. Those of saves
+        `in_use` stay, and packs that `replaced` manifests needed: a save on its way may refer to them.
         """
         committed = self.committed()
         foreign = [m for m in committed if self.is_foreign(m)]
@@ -412,7 +426,23 @@ class Checkpoints:
         gone = [s for s in self.steps() if s < manifests[0].step and s not in kept_steps]
         for step in gone:
             self._remove(step, needed)
+        needed |= {f for m in replaced for f in m.files}
+        for i, manifest in enumerate(manifests):  # not all: each is a call to storage
+            if manifest.step in kept_steps and (i < last + REPLACED or manifest.step == spare):
+                self._remove_superseded(manifest, needed, in_use)
         return gone
+
+    def _remove_superseded(
+        self, manifest: Manifest, needed: Collection[str], in_use: Collection[Save]
+    ) -> None:
+        """Remove what this run wrote of earlier saves of the manifest's step."""
+        folder = folder_of(manifest.step)
+        for name in self.storage.list(self.path(folder)) if manifest.run == self.run else ():
+            save = _save_of(name)
+            if save is None or save[2] != self.run or save[:2] >= (manifest.attempt, manifest.edition):
+                continue
+            if (manifest.step, *save[:2]) not in in_use and f"{folder}/{name}" not in needed:
+                self.storage.remove(self.path(f"{folder}/{name}"))
 
     def _begun_by(self, runs: Collection[str]) -> set[int]:
         """Steps of which these runs have written anything."""

@@ -147,6 +147,38 @@ def test_retention_keeps_every_kth_step_and_newer_uncommitted_ones(checkpoints):
     assert checkpoints.steps() == [20, 30, 40]
 
 
+def saved_again(checkpoints, edition, shared=None):
+    """Step 10 once more: a pack of its own, and packs of earlier saves. Returns the manifest."""
+    stem = stem_of(0, 0, edition, checkpoints.run)
+    own = {f"{folder_of(10)}/{stem}.pack": f"content of {edition}".encode()}
+    for name in ("pack", "table.json", "receipt.json"):
+        path = checkpoints.path(f"{folder_of(10)}/{stem}.{name}")
+        checkpoints.storage.put(path, [f"content of {edition}".encode()])
+    made = replace(manifest(10, own | (shared or {})), attempt=0, edition=edition, run=checkpoints.run)
+    checkpoints.storage.put(checkpoints.path(f"{folder_of(10)}/manifest.json"), [made.encode()])
+    return made
+
+
+def test_what_a_run_wrote_of_a_step_before_it_saved_it_again_goes(checkpoints):
+    checkpoints.begin_run("1f")
+    checkpoints.storage.put(f"j/{folder_of(10)}/{stem_of(0, 0, 0, 'ee')}.pack", [b"of another run"])
+    saved_again(checkpoints, 0)
+    first = {f"{folder_of(10)}/{stem_of(0, 0, 0, '1f')}.pack": b"content of 0"}
+    before = saved_again(checkpoints, 1)
+    newest = saved_again(checkpoints, 2, first)
+    one, two = stem_of(0, 0, 1, "1f"), stem_of(0, 0, 2, "1f")
+    kept = {"manifest.json", f"{stem_of(0, 0, 0, '1f')}.pack", f"{stem_of(0, 0, 0, 'ee')}.pack"}
+    kept |= {f"{two}.{name}" for name in ("pack", "table.json", "receipt.json")}
+    checkpoints.retain(last=1, every=0, in_use={(10, 0, 1)})  # it is about to be committed
+    left = set(checkpoints.storage.list(f"j/{folder_of(10)}"))
+    assert left == kept | {f"{one}.{name}" for name in ("pack", "table.json", "receipt.json")}
+    checkpoints.retain(last=1, every=0, replaced=[before])  # a save on its way may refer to its pack
+    assert set(checkpoints.storage.list(f"j/{folder_of(10)}")) == kept | {f"{one}.pack"}
+    checkpoints.retain(last=1, every=0)
+    assert set(checkpoints.storage.list(f"j/{folder_of(10)}")) == kept
+    assert checkpoints.verify(newest) == []
+
+
 def test_a_job_that_began_anew_keeps_what_it_commits_and_what_an_earlier_attempt_has(checkpoints):
     for step in (900, 1000):
         commit(checkpoints, step, attempt=0)
