@@ -63,7 +63,8 @@ class Committer:
     def commit(self, info: SlotInfo) -> Manifest:
         """Write the manifest once every rank has written its receipt. Only rank 0's agent calls this.
 
-        Raises `CheckpointError` where a rank is late, or content is missing or gone.
+        Where a later save of the step was committed meanwhile, that one is returned, and stays. Raises
+        `CheckpointError` where a rank is late, or content is missing or gone.
         """
         save = (info.step, info.attempt, info.edition)
         with self._lock:
@@ -99,8 +100,10 @@ class Committer:
             blobs=blobs,
         )
         path = self._checkpoints.path(f"{folder_of(info.step)}/{MANIFEST}")
-        before = self._own_manifest(info.step)
         with self._changing:  # a pack of an earlier step may be gone since a rank decided to refer to it
+            before = self._own_manifest(info.step)
+            if before is not None and before.edition != info.edition and self._covers(before, info):
+                return before
             lost = self._checkpoints.lost_files(manifest)
             if lost:
                 raise CheckpointError(f"step {info.step} refers to what is gone: {', '.join(lost)}")
@@ -123,15 +126,21 @@ class Committer:
         return there
 
     def await_commit(self, info: SlotInfo) -> Manifest:
-        """The manifest that rank 0's agent writes. Raises `CheckpointError` where it is late."""
+        """The manifest that rank 0's agent writes, or that of a later save of the step.
+
+        Raises `CheckpointError` where it is late.
+        """
 
         def look() -> Manifest | None:
             manifest = self._checkpoints.manifest(info.step)
-            wanted = (info.attempt, info.edition, self._checkpoints.run)
-            found = manifest and (manifest.attempt, manifest.edition, manifest.run)
-            return manifest if found == wanted else None
+            return manifest if manifest is not None and self._covers(manifest, info) else None
 
         return self._poller.wait(look, self._timeout_s, f"manifest of step {info.step}")
+
+    def _covers(self, manifest: Manifest, info: SlotInfo) -> bool:
+        """Whether it is of this save, or of a later one of the step in the same run and attempt."""
+        same = (manifest.attempt, manifest.run) == (info.attempt, self._checkpoints.run)
+        return same and manifest.edition >= info.edition
 
     def remember(self, manifest: Manifest) -> None:
         """Count a step as committed."""

@@ -1,12 +1,20 @@
 """A step exists once its manifest is written, and only while everything it needs is there."""
 
 import os
+from dataclasses import replace
+from threading import Event
 
 import pytest
 
-from pulsetrain.checkpoint.storage.backend import open_storage
+from pulsetrain.checkpoint.checkpoint_events import CheckpointEvents, Origin
+from pulsetrain.checkpoint.memory.arena import ArenaReader, create_arena
+from pulsetrain.checkpoint.storage.backend import RateLimit, open_storage
+from pulsetrain.checkpoint.storage.commit import Committer
 from pulsetrain.checkpoint.storage.manifest import Checkpoints
-from tests.checkpoint.trainers import arrays, wait_until
+from pulsetrain.checkpoint.storage.polling import Poller
+from pulsetrain.checkpoint.storage.rank_files import RankWriter
+from pulsetrain.core.errors import CheckpointError
+from tests.checkpoint.trainers import arrays, save, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -20,6 +28,25 @@ def test_retention_keeps_the_last_and_every_kth(cluster, tmp_path):
     wait_until(lambda: [m.step for m in checkpoints.committed()] == [50, 45, 40, 20])
     for manifest in checkpoints.committed():
         assert checkpoints.verify(manifest) == []  # packs of removed steps that are still needed are there
+
+
+def test_a_save_that_is_late_does_not_replace_a_later_one_of_its_step(tmp_path):
+    checkpoints = Checkpoints(open_storage(str(tmp_path)), "j")
+    poller, events = Poller(0.01, Event()), CheckpointEvents(Origin(job="j", node="n0"))
+    committer = Committer(checkpoints, poller, events, timeout_s=0.1)
+    fd = create_arena()
+    try:
+        slots = [save(fd, 0, 10, edition=e, tensors=changing(e)) for e in (0, 1)]
+        for slot in slots:
+            writer = RankWriter(checkpoints, ArenaReader(fd), slot, rate_limit=RateLimit(0.0), poller=poller)
+            writer.write([], 0.1)
+        newest = committer.commit(slots[1])
+        assert committer.commit(slots[0]) == newest == checkpoints.manifest(10)
+        assert committer.await_commit(slots[0]) == newest  # other ranks do not wait for what is no more
+        with pytest.raises(CheckpointError, match="not complete"):
+            committer.await_commit(replace(slots[1], edition=2))
+    finally:
+        os.close(fd)
 
 
 def changing(step):
