@@ -32,6 +32,7 @@ from pulsetrain.protocol.messages import NOT_READ
 STALE_AFTER_S = 120.0  # choosing a step asks the storage, which may be slow
 RETRY_S, MOST_RETRY_S = 0.5, 10.0  # between two tries of a durable save
 PAST_TIMEOUTS, MOST_TIMEOUTS = 1, 10  # commit_timeout_s for which a durable one waits for rank 0
+BEGIN_S = 10.0  # at the end, after which rank 0's agent begins no periodic save any more
 READ_AGAIN_S = 5.0  # after a storage that refused
 TABLES_SHARE = 0.15  # of the time at the end, for the tables of all ranks. Without them a step is given up.
 WRITERS = 1024  # threads start when needed. Each waits for all ranks, so a node needs one for each rank.
@@ -128,7 +129,8 @@ class Persister:
     def finish(self) -> bool:
         """Wait until every checkpoint that was due is committed or has failed, which is an event.
 
-        Call it when no rank trains any more. False where nothing has moved for twice `commit_timeout_s`.
+        Call it when no rank trains any more. False where nothing has moved for twice `commit_timeout_s`. A
+        periodic save that rank 0's agent, on another node, does not begin is not waited for.
         """
         self._thread.wake()
         seen, since_s = None, time.monotonic()
@@ -136,17 +138,23 @@ class Persister:
             now = (left, self._rate_limit.passed_bytes)
             if now != seen:
                 seen, since_s = now, time.monotonic()
+            elif time.monotonic() - since_s > BEGIN_S and self._left(unbegun=False) == 0:
+                return True
             elif time.monotonic() - since_s > 2 * self._config.commit_timeout_s:
                 return False
             self._stop.wait(self._config.poll_s)
         return not left
 
-    def _left(self) -> int:
-        """How many checkpoints wait or are being written. One that waits may be counted twice."""
+    def _left(self, *, unbegun: bool = True) -> int:
+        """How many checkpoints wait or are being written. One that waits may be counted twice.
+
+        Without `unbegun`, periodic ones that another node must begin do not count.
+        """
         with self._lock:
             arenas = dict(self._arenas)
+        all_count = unbegun or 0 in arenas
         waiting = sum(
-            i.pinned and i.rank == r and i.world > 0 and not a.taken(i)
+            i.pinned and (all_count or i.durable) and i.rank == r and i.world > 0 and not a.taken(i)
             for r, a in arenas.items()
             for i in a.published()
         )

@@ -168,6 +168,17 @@ def test_a_job_that_finishes_waits_no_longer_where_storage_hangs(cluster, tmp_pa
     hangs.set()
 
 
+def test_a_job_that_finishes_does_not_wait_for_a_periodic_step_that_rank_0_has_not_saved(
+    cluster, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(persist, "BEGIN_S", 0.1)
+    c = cluster(2, storage=str(tmp_path), persist_every=10)
+    assert save(c.fds[1], 1, 10, world=2)
+    began = time.monotonic()
+    assert c.services["n1"].finish_persisting()
+    assert time.monotonic() - began < 5
+
+
 def test_a_node_of_many_ranks_commits_a_step(cluster, tmp_path):
     c = cluster(1, nproc=40, storage=str(tmp_path), persist_every=0, commit_timeout_s=3.0)
     small = {"w": np.ones(4, dtype=np.float32)}
