@@ -169,7 +169,7 @@ class CheckpointService:
             self._world, self._holders = ordered, holders
             self._server.token = self._key = key or self._config.token
         if self._checkpoints is not None:
-            self._checkpoints.begin_run(_run_of(key))
+            self._checkpoints.begin_run(_run_of(key), self._persister.newest if self._persister else ())
         if _is_known(ordered):
             self._server.keep_only({node.node for node in (*ordered, *holders)})
         self._events.attempt = attempt

@@ -270,15 +270,22 @@ class Checkpoints:
         self.job = job
         self.run = ""
         self._began_ns = time.time_ns()
+        self._before: frozenset[tuple[str, int]] = frozenset()
 
-    def begin_run(self, run: str) -> None:
-        """From now on write for this run."""
+    def begin_run(self, run: str, before: Iterable[Manifest] = ()) -> None:
+        """From now on write for this run. `before` are manifests that are known to be there already."""
         if run != self.run:
             self.run, self._began_ns = run, time.time_ns()
+            self._before = frozenset((manifest.run, manifest.created_ns) for manifest in before)
 
     def is_foreign(self, manifest: Manifest) -> bool:
-        """Whether another run has committed it that goes on beside this one."""
+        """Whether another run has committed it that goes on beside this one.
+
+        What was known before this one began is not. For the rest, the clock of who committed it says it.
+        """
         another = bool(self.run) and manifest.run not in ("", self.run)
+        if (manifest.run, manifest.created_ns) in self._before:
+            return False
         return another and manifest.created_ns > self._began_ns + CLOCKS_DIFFER_NS
 
     def path(self, file: str) -> str:

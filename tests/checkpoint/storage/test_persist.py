@@ -3,6 +3,7 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -105,6 +106,25 @@ def test_two_runs_of_one_job_do_not_mix_their_checkpoints(cluster, tmp_path, mon
     ArenaReader(runs[1].fds[0]).forget_after(-1)
     with pytest.raises(CheckpointError, match="of another run"):
         runs[1].services["n0"].load(0, 10, "storage")
+
+
+def test_what_was_there_before_a_run_began_is_its_own_whatever_clocks_say(cluster, tmp_path):
+    earlier = cluster(1, storage=str(tmp_path), persist_every=0)
+    earlier.set_world(["n0"], 0, key="key of an earlier hub")
+    earlier.save(10, durable=True)
+    wait_until(lambda: earlier.holds("n0", 0, 10, "storage"))
+    (path,) = tmp_path.rglob("manifest.json")
+    found = manifest.parse_manifest(path.read_bytes())
+    ahead = replace(found, created_ns=found.created_ns + 30 * 10**9)  # a node whose clock was ahead
+    path.write_bytes(ahead.encode())
+    c = cluster(1, storage=str(tmp_path), persist_every=0)
+    wait_until(lambda: c.holds("n0", 0, 10, "storage"))
+    c.set_world(["n0"], 1, key="key of this hub")
+    assert c.services["n0"].load(0, 10, "storage")
+    path.write_bytes(replace(ahead, created_ns=ahead.created_ns + 1).encode())  # since the run began
+    ArenaReader(c.fds[0]).forget_after(-1)
+    with pytest.raises(CheckpointError, match="of another run"):
+        c.services["n0"].load(0, 10, "storage")
 
 
 def persist_newest(c, timeout_s=20.0):
