@@ -71,6 +71,8 @@ class Committer:
             self._in_use.add(save)
         try:
             return self._commit(info)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}{self._unequal(info)}") from error
         finally:
             with self._lock:
                 self._in_use.discard(save)
@@ -111,6 +113,14 @@ class Committer:
             if before is not None:
                 self._replaced.append(before)
         return manifest
+
+    def _unequal(self, info: SlotInfo) -> str:
+        """What may be the cause where ranks have saved a step unequally often."""
+        ranks = self._checkpoints.saved_unequally(info.step, info.attempt, info.edition)
+        if not ranks and not info.edition:
+            return ""
+        whose = f"; of rank {ranks[0]} another save of it is there" if ranks else ""
+        return f"{whose}; has every rank saved this step equally often, also at the end (SIGTERM)?"
 
     def _own_manifest(self, step: int) -> Manifest | None:
         """What is committed of the step. Raises where another run that goes on beside this one did that."""

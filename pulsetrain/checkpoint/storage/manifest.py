@@ -482,6 +482,15 @@ class Checkpoints:
         if mine and not self.storage.list(self.path(folder)):
             self.storage.remove(self.path(folder))
 
+    def saved_unequally(self, step: int, attempt: int, edition: int) -> list[int]:
+        """Ranks that have written another save of the step in this attempt, and not this one."""
+        ranks: dict[int, set[int]] = {}
+        for name in self.storage.list(self.path(folder_of(step))):
+            save, suffix = _save_of(name), name.partition("-rank-")[2]
+            if save is not None and (save[0], save[2]) == (attempt, self.run):
+                ranks.setdefault(int(suffix.partition(".")[0]), set()).add(save[1])
+        return sorted(rank for rank, editions in ranks.items() if edition not in editions)
+
     def _has_manifest(self, step: int) -> bool:
         return MANIFEST in self.storage.list(self.path(folder_of(step)))
 

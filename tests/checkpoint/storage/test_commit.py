@@ -49,6 +49,17 @@ def test_a_save_that_is_late_does_not_replace_a_later_one_of_its_step(tmp_path):
         os.close(fd)
 
 
+def test_ranks_that_saved_a_step_unequally_often_are_named(cluster, tmp_path):
+    c = cluster(2, storage=str(tmp_path), persist_every=0, commit_timeout_s=0.3)
+    c.save(10, durable=True)
+    wait_until(lambda: c.holds("n0", 0, 10, "storage"))
+    assert save(c.fds[0], 0, 10, world=2, edition=1, durable=True)  # in a handler of rank 0 alone
+    events = []
+    wait_until(lambda: events.extend(c.events("n0")) or "persist_failed" in dict(events))
+    error = dict(events)["persist_failed"]["error"]
+    assert "of rank 1 another save of it is there; has every rank saved this step equally often" in error
+
+
 def changing(step):
     """A state of which nothing stays the same from one step to another."""
     return {name: array for name, array in arrays(0, step).items() if name != "frozen"}
