@@ -107,6 +107,7 @@ class Checkpoints(Protocol):
         attempt: int,
         key: str = "",
         holders: tuple[WorldNode, ...] = (),
+        run: str = "",
     ) -> None: ...
     def load(
         self, rank: int, step: int, source: str, replica_attempt: int = -1, saved_attempt: int = -1
@@ -452,7 +453,7 @@ class Commands:
                 self._arenas[rank] = self._create_arena() if kept < 0 else kept
             self._checkpoints.attach(rank, self._arenas[rank])
         world, key = world_of(start), start.peer_key
-        self._checkpoints.set_world(world, start.node_rank, start.attempt, key, start.holders)
+        self._checkpoints.set_world(world, start.node_rank, start.attempt, key, start.holders, start.run)
 
     def _give_arenas_except(self, own_ranks: range) -> None:
         """Give the arenas away of ranks that run on another node by now."""

@@ -300,6 +300,7 @@ class Node:
             gpus=tuple(self._parts.machine.identities),
             dump_lacks=self._parts.images.lacks,
             takes_world_part=True,
+            takes_run=True,
             devices=identity.devices,
             replays=self._parts.replays.kind,
             gpu_count=visible_gpus(self._parts.environ),

@@ -157,19 +157,23 @@ class CheckpointService:
         attempt: int,
         key: str = "",
         holders: tuple[WorldNode, ...] = (),
+        run: str = "",
     ) -> None:
         """The nodes of an attempt, before its `load`s. Replicas go to the peers that placement chooses.
 
         `holders` are nodes outside of it that have what ranks saved before. All prove to each other that they
         have `key`, or the token where it is "". Connections of other nodes end. A node that is not known has
         no name. Raises `WorldNeeded` where replicas would go to one of these.
+
+        `run` names this run of the job. "" from an older hub: `key` tells it from others.
         """
         ordered = tuple(sorted(world, key=lambda node: node.node_rank))
         with self._lock:
             self._world, self._holders = ordered, holders
             self._server.token = self._key = key or self._config.token
         if self._checkpoints is not None:
-            self._checkpoints.begin_run(_run_of(key), self._persister.newest if self._persister else ())
+            known = self._persister.newest if self._persister else ()
+            self._checkpoints.begin_run(run or _run_of(key), known)
         if _is_known(ordered):
             self._server.keep_only({node.node for node in (*ordered, *holders)})
         self._events.attempt = attempt
@@ -346,7 +350,7 @@ class CheckpointService:
 
 
 def _run_of(key: str) -> str:
-    """What tells this run of the job from one of another hub. A new hub of the same token gives the same."""
+    """What tells runs of older hubs apart. Hubs of the same token have the same."""
     return hashlib.sha256(f"run of {key}".encode()).hexdigest()[:8] if key else ""
 
 

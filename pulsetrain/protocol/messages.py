@@ -219,6 +219,7 @@ class Hello:
     random word of the agent's process, "" from an older agent. In a container every agent has `pid` 1. It
     sends a heartbeat at least every `heartbeat_ns`, 0: unknown, which was a second by default. With
     `may_begin_anew` restarts are wanted also where the script does not go on from its own checkpoints.
+    `takes_run`: a launch may tell it the `run`.
     """
 
     node: str
@@ -251,6 +252,7 @@ class Hello:
     agent_id: str = ""
     heartbeat_ns: int = 0
     may_begin_anew: bool = False
+    takes_run: bool = False
 
 
 NOT_READ = -2
@@ -435,7 +437,8 @@ class Start:
     With `image` the ranks are not launched: those of that image are restored, which stood at `restore_step`.
     Where that fails, `data` of the reply is {"image_kept": whether it can be tried again}.
 
-    `first_attempt` is the one with which this run of the job began. 0 from an older hub.
+    `first_attempt` is the one with which this run of the job began. 0 from an older hub. `run` names that run
+    (hexadecimal digits). "" from an older hub, or beside an older agent: `peer_key` tells runs apart.
 
     `program` is what an update has changed. `data` of the reply is then {"program": its number}. Where the
     program is not there, nothing is launched, and `data` of the reply is {"program_refused": why}.
@@ -464,6 +467,7 @@ class Start:
     image: str = ""
     program: ProgramUpdate = field(default_factory=ProgramUpdate)
     first_attempt: int = 0
+    run: str = ""
 
     @property
     def node_count(self) -> int:

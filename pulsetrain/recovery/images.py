@@ -138,6 +138,7 @@ async def _ask_to_restore(job: JobState, image: Image) -> Reply:
         store_port=0,
         restore_step=image.step,
         peer_key=job.services.peer_key(job.name),
+        run=job.run_told,
         image=image.name,
     )
     node = job.members.nodes[member.node]

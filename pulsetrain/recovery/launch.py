@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -38,6 +39,7 @@ async def launch(job: JobState) -> Event | Fault:
     newest = max(job.attempt.number, members.stored_attempt())  # files of no two attempts may have one name
     if job.first_attempt < 0:
         job.first_attempt = 0 if job.attempt.adopted else newest + 1
+        job.run = "" if job.attempt.adopted else secrets.token_hex(4)
     job.attempt = Attempt(number=newest + 1)
     members.refresh_world()
     plan = _plan(job)
@@ -136,6 +138,7 @@ def _command(job: JobState, member: WorldNode, plan: world.RestorePlan, store: R
         peer_key=job.services.peer_key(job.name),
         program=job.updates.program,
         first_attempt=job.first_attempt,
+        run=job.run_told,
     )
 
 

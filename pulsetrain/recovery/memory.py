@@ -72,7 +72,7 @@ class RestartMemory:
 class WorldMemory:
     """The newest attempt, its nodes by node rank, and the pids and ids of their agents.
 
-    With `first_attempt` this run of the job began.
+    With `first_attempt` this run of the job began, and `run` is its name.
     """
 
     attempt: int
@@ -80,6 +80,7 @@ class WorldMemory:
     pids: Sequence[int]
     agent_ids: Sequence[str] = ()  # of an older hub: none
     first_attempt: int = 0  # of an older hub: it said none
+    run: str = ""  # likewise
 
     def agents(self) -> Iterator[tuple[str, AgentProcess]]:
         """Each node with the process of its agent."""

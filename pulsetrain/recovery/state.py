@@ -98,6 +98,7 @@ class JobState:
         self.members = Membership()
         self.attempt = Attempt()
         self.first_attempt = -1  # of this run of the job, -1: none was launched
+        self.run = ""  # names this run, "" where it began under an older hub
         self.recovery: Recovery | None = None
         self.to_evict: dict[str, Fault] = {}
         self.move: Move | None = None
@@ -153,7 +154,13 @@ class JobState:
                 self.time, self._time_goes_on = TimeBook.recalled(memory.time), True
         if memory.world is not None:
             self.attempt.number, self.members.before = memory.world.attempt, memory.world
-            self.first_attempt = memory.world.first_attempt
+            self.first_attempt, self.run = memory.world.first_attempt, memory.world.run
+
+    @property
+    def run_told(self) -> str:
+        """What agents call this run. "" where one of them is too old: files of all ranks have one name."""
+        all_take_it = all(node.hello.takes_run for node in self.members.world_nodes())
+        return self.run if all_take_it else ""
 
     async def spend_eviction(self) -> None:
         """Count one automatic eviction. Returns once a new hub would know of it."""
@@ -181,6 +188,7 @@ class JobState:
             pids=[agent.pid for agent in agents],
             agent_ids=[agent.id for agent in agents],
             first_attempt=self.first_attempt,
+            run=self.run,
         )
         self.services.memory.world(self.name, memory)
 

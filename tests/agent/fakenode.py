@@ -222,7 +222,9 @@ class FakeCheckpoints:
     def clear(self) -> None:
         self.cleared += 1
 
-    def set_world(self, world: Any, node_rank: int, attempt: int, key: str = "", holders: Any = ()) -> None:
+    def set_world(
+        self, world: Any, node_rank: int, attempt: int, key: str = "", holders: Any = (), run: str = ""
+    ) -> None:
         self.world, self.holders = (world, node_rank, attempt), holders
 
     def load(

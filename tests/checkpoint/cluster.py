@@ -29,11 +29,13 @@ class Cluster:
         self.services[name] = CheckpointService(self.config, job="j", node=name, address="127.0.0.1")
         return self.services[name]
 
-    def set_world(self, names: list[str], attempt: int, key: str = "", holders: Sequence[str] = ()) -> None:
+    def set_world(
+        self, names: list[str], attempt: int, key: str = "", holders: Sequence[str] = (), run: str = ""
+    ) -> None:
         places = tuple(self.place(name, i) for i, name in enumerate(names))
         outside = tuple(self.place(name, -1) for name in holders)
         for i, name in enumerate(names):
-            self.services[name].set_world(places, i, attempt, key, outside)
+            self.services[name].set_world(places, i, attempt, key, outside, run)
 
     def place(self, name: str, node_rank: int) -> WorldNode:
         return WorldNode(

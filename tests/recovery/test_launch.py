@@ -66,6 +66,23 @@ def test_ranks_are_told_the_attempt_with_which_the_run_began():
     assert job.services.memory.recall(job.name).world.first_attempt == 7
 
 
+def test_a_run_has_a_name_of_its_own_that_a_new_hub_keeps():
+    a, b = Launcher("a"), Launcher("b")
+    for node in (a, b):
+        node.hello = replace(node.hello, takes_run=True)
+    job = job_of(a, b)
+    for _ in range(2):
+        assert asyncio.run(launch(job)) is Event.STARTED
+        crashed(job)
+    first, second = (c.run for c in b.commands if isinstance(c, Start))
+    assert first == second == job.services.memory.recall(job.name).world.run
+    assert int(first, 16) >= 0
+    other = job_of(Launcher("a"), Launcher("b"))
+    asyncio.run(launch(other))
+    assert other.run != first
+    assert other.run_told == ""  # its agents are too old to know of it
+
+
 def test_a_run_that_began_under_another_hub_goes_on_to_count_attempts():
     job = job_of(Launcher("a"), Launcher("b"))
     job.attempt.number, job.attempt.adopted = 3, True

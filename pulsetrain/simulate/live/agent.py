@@ -173,6 +173,7 @@ class SimulatedAgent:
             standby=self.standby,
             version=f"{__version__} (simulated)",
             takes_world_part=True,
+            takes_run=True,
             replays="own",
         )
 

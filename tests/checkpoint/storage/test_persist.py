@@ -108,6 +108,21 @@ def test_two_runs_of_one_job_do_not_mix_their_checkpoints(cluster, tmp_path, mon
         runs[1].services["n0"].load(0, 10, "storage")
 
 
+def test_runs_of_hubs_that_share_a_token_do_not_mix_their_checkpoints(cluster, tmp_path):
+    runs = [cluster(1, storage=str(tmp_path), persist_every=0) for _ in range(2)]
+    for one, run in zip(runs, ("1a", "2b"), strict=True):
+        one.set_world(["n0"], 0, key="key of both hubs", run=run)
+    checkpoints = Checkpoints(open_storage(str(tmp_path)), "j")
+    runs[0].save(10, durable=True, tensors=arrays(1, 0))
+    wait_until(lambda: runs[0].holds("n0", 0, 10, "storage"))
+    before = checkpoints.manifest(10)
+    runs[1].save(10, durable=True, tensors=arrays(2, 0))
+    wait_until(lambda: len(list(tmp_path.rglob("a0-*.pack"))) == 2)
+    assert (before.run, checkpoints.verify(before)) == ("1a", [])
+    wait_until(lambda: runs[1].holds("n0", 0, 10, "storage"))
+    assert checkpoints.verify(checkpoints.manifest(10)) == []
+
+
 def test_what_was_there_before_a_run_began_is_its_own_whatever_clocks_say(cluster, tmp_path):
     earlier = cluster(1, storage=str(tmp_path), persist_every=0)
     earlier.set_world(["n0"], 0, key="key of an earlier hub")
