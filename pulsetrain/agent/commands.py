@@ -110,7 +110,13 @@ class Checkpoints(Protocol):
         run: str = "",
     ) -> None: ...
     def load(
-        self, rank: int, step: int, source: str, replica_attempt: int = -1, saved_attempt: int = -1
+        self,
+        rank: int,
+        step: int,
+        source: str,
+        replica_attempt: int = -1,
+        saved_attempt: int = -1,
+        saved_history: int = -1,
     ) -> int: ...
     def reshard(self, ranks: Sequence[int], start: Start) -> int: ...
     def not_reshardable(self, rank: int) -> str: ...
@@ -441,6 +447,7 @@ class Commands:
                 start.sources.get(str(rank), "memory"),
                 start.replica_attempt,
                 start.saved_attempt,
+                start.saved_history,
             )
             for rank in own_ranks
         }

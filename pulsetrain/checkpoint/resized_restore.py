@@ -72,13 +72,13 @@ def restorer_for(
     here: AnyReplica,
     attempt: int,
     saved_attempt: int = -1,
+    saved_history: int = -1,
 ) -> Restorer:
     """What restores the state that all ranks saved in `attempt`.
 
-    -1: what each rank saved itself, in `saved_attempt` (-1: in any).
+    -1: what each rank saved itself, in `saved_attempt` and `saved_history` (-1: in any).
     """
-    return (
-        ResizedRestorer(sources, events, here=here, attempt=attempt)
-        if attempt >= 0
-        else Restorer(sources, events, saved_attempt=saved_attempt if saved_attempt >= 0 else ANY)
-    )
+    if attempt >= 0:
+        return ResizedRestorer(sources, events, here=here, attempt=attempt)
+    known = [number if number >= 0 else ANY for number in (saved_attempt, saved_history)]
+    return Restorer(sources, events, saved_attempt=known[0], saved_history=known[1])

@@ -10,7 +10,7 @@ import xxhash
 
 from pulsetrain.checkpoint.checkpoint_events import CheckpointEvents
 from pulsetrain.checkpoint.memory.arena import ArenaReader, ArenaWriter
-from pulsetrain.checkpoint.memory.slots import Header, SlotInfo
+from pulsetrain.checkpoint.memory.slots import Header, SlotInfo, history_of
 from pulsetrain.checkpoint.peers.client import PeerClient
 from pulsetrain.checkpoint.peers.replicas import ANY, Replicas, Snapshot
 from pulsetrain.checkpoint.storage.manifest import Checkpoints, Manifest, Segment
@@ -45,9 +45,19 @@ class Sources:
 class Restorer:
     """Fetches one rank's checkpoint. A source that fails is an event, and the next one is tried."""
 
-    def __init__(self, sources: Sources, events: CheckpointEvents, *, saved_attempt: int = ANY) -> None:
-        """Only what `saved_attempt` has saved counts, where that is given."""
-        self._sources, self._saved_attempt = sources, saved_attempt
+    def __init__(
+        self,
+        sources: Sources,
+        events: CheckpointEvents,
+        *,
+        saved_attempt: int = ANY,
+        saved_history: int = ANY,
+    ) -> None:
+        """Only what `saved_attempt` has saved counts, in its `saved_history`, where these are given.
+
+        Ranks must not go on from states of one step before and after the script went back.
+        """
+        self._sources, self._saved_attempt, self._saved_history = sources, saved_attempt, saved_history
         self._events = events
         self._reads = Reads()
 
@@ -94,7 +104,11 @@ class Restorer:
         return info
 
     def _fits(self, saved: SlotInfo | Snapshot, rank: int, step: int) -> bool:
-        return saved.rank == rank and saved.step == step and self._saved_attempt in (ANY, saved.attempt)
+        same = (saved.rank, saved.step) == (rank, step) and self._saved_attempt in (ANY, saved.attempt)
+        return same and self._is_of_history(saved.edition)
+
+    def _is_of_history(self, edition: int) -> bool:
+        return self._saved_history in (ANY, history_of(edition))
 
     def _from_memory(self, reader: ArenaReader, rank: int, step: int) -> SlotInfo:
         saved = [info for info in reader.published() if (info.rank, info.step) == (rank, step)]
@@ -110,7 +124,9 @@ class Restorer:
 
     def _from_own_replica(self, writer: ArenaWriter, rank: int, step: int) -> SlotInfo:
         """From the replica that this node had before the rank moved here."""
-        with self._sources.replicas.reading(rank, step, self._saved_attempt) as replica:
+        with self._sources.replicas.reading(
+            rank, step, self._saved_attempt, history=self._saved_history
+        ) as replica:
             if replica is None:
                 raise CheckpointError("no replica here")
             snapshot, data = replica
@@ -123,14 +139,20 @@ class Restorer:
     def _from_peer(self, writer: ArenaWriter, peer: str, rank: int, step: int) -> SlotInfo:
         client = self._sources.connect(peer)
         try:
-            return client.get(rank, step, writer, self._saved_attempt)
+            info = client.get(rank, step, writer, self._saved_attempt, self._saved_history)
         finally:
             client.close()
+        if not self._is_of_history(info.edition):  # from an older agent, which looks at the attempt only
+            writer.invalidate(info)
+            raise CheckpointError(f"step {step} there was saved before or after the script went back")
+        return info
 
     def _from_storage(self, writer: ArenaWriter, rank: int, step: int) -> SlotInfo:
         manifest = self._manifest(step)
         if self._saved_attempt not in (ANY, manifest.attempt):
             raise CheckpointError(f"step {step} in storage is of attempt {manifest.attempt}")
+        if not self._is_of_history(manifest.edition):
+            raise CheckpointError(f"step {step} in storage was saved before or after the script went back")
         if rank not in manifest.tables:
             raise CheckpointError(f"step {step} in storage has no rank {rank}; its world is {manifest.world}")
         return self._write_stored(writer, manifest, rank, rank=rank, world=manifest.world)

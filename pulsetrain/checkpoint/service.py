@@ -230,14 +230,22 @@ class CheckpointService:
         return self._persister.stored_attempt if self._persister else -1
 
     def load(
-        self, rank: int, step: int, source: str, replica_attempt: int = -1, saved_attempt: int = -1
+        self,
+        rank: int,
+        step: int,
+        source: str,
+        replica_attempt: int = -1,
+        saved_attempt: int = -1,
+        saved_history: int = -1,
     ) -> int:
         """Restore `step` into the attached arena of `rank` and forget everything later. Returns the ns taken.
 
         `source` is "memory", "storage" or "peer:NODE". Where it fails, that is an event, and the others are
         tried. With a `replica_attempt` the rank gets what any rank saved in that attempt. Else it gets its
-        own, of `saved_attempt` where that is given. Raises `CheckpointError` where none has the whole step,
-        or the rank is not attached. Raises `WorldNeeded` where nodes that are not known may have it.
+        own, of `saved_attempt` and `saved_history` where these are given.
+
+        Raises `CheckpointError` where none has the whole step, or the rank is not attached. Raises
+        `WorldNeeded` where nodes that are not known may have it.
         """
         with self._lock:
             arena = self._arenas.get(rank)
@@ -255,7 +263,12 @@ class CheckpointService:
         )
         mailbox.take_back_offer(ArenaWriter(arena.fd))
         restorer = restorer_for(
-            sources, self._events, here=self._any, attempt=replica_attempt, saved_attempt=saved_attempt
+            sources,
+            self._events,
+            here=self._any,
+            attempt=replica_attempt,
+            saved_attempt=saved_attempt,
+            saved_history=saved_history,
         )
         try:
             took_ns = restorer.load(arena.fd, rank, step, source)

@@ -423,9 +423,10 @@ class Start:
     `sources[rank]`: "memory", "storage", or "peer:NODE". `data` of the reply is {"load_ns": {rank: ns}}.
     `own_checkpoints` are files that the script wrote in earlier attempts, newest first. Agents of the job
     know each other by `peer_key`. "" from an older hub: by their token. `replica_attempt`: a rank takes what
-    any rank has saved in that attempt. -1: it takes its own, which `saved_attempt` has saved (-1: any). The
-    ranks take turns on so many `devices`, 0: on as many as the agent was started with. `check_store`: connect
-    to the store first. Where that fails, launch nothing. `data` of the reply is {"store_unreachable": why}.
+    any rank has saved in that attempt. -1: it takes its own, which `saved_attempt` has saved (-1: any) in its
+    `saved_history` (see `Held`. -1: any, as from an older hub). The ranks take turns on so many
+    `devices`, 0: on as many as the agent was started with. `check_store`: connect to the store first. Where
+    that fails, launch nothing. `data` of the reply is {"store_unreachable": why}.
 
     With `shards` a rank takes the parts that it needs of what `saved_world` ranks have saved. `shards` says
     where the part of a saved rank is: "storage", or "peer:NODE". Saved ranks with the same number in `copies`
@@ -468,6 +469,7 @@ class Start:
     program: ProgramUpdate = field(default_factory=ProgramUpdate)
     first_attempt: int = 0
     run: str = ""
+    saved_history: int = -1
 
     @property
     def node_count(self) -> int:

@@ -130,6 +130,7 @@ def _command(job: JobState, member: WorldNode, plan: world.RestorePlan, store: R
         sources={str(r): plan.sources[r] for r in member.ranks if r in plan.sources},
         replica_attempt=plan.replica_attempt,
         saved_attempt=plan.saved_attempt,
+        saved_history=plan.saved_history,
         saved_world=plan.shards.world,
         shards={str(rank): source for rank, source in plan.shards.sources.items()},
         copies={str(rank): number for rank, number in plan.shards.copies.items()},

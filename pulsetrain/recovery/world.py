@@ -22,14 +22,16 @@ class RestorePlan:
 
     `replica_attempt` is -1 where each rank gets what it has saved itself. Else each rank gets what any rank
     has saved in that attempt, because all have saved the same. `saved_attempt` is the attempt that saved what
-    each rank gets of its own. With `shards`, ranks put together what ranks of another world have saved.
-    `abandoned`: the script had gone back since it was saved, and what it saved since is not whole.
+    each rank gets of its own, in that attempt's `saved_history` (-1: any). With `shards`, ranks put together
+    what ranks of another world have saved. `abandoned`: the script had gone back since it was saved, and
+    what it saved since is not whole.
     """
 
     step: int
     sources: Mapping[int, str]
     replica_attempt: int = -1
     saved_attempt: int = -1
+    saved_history: int = -1
     shards: ShardSources = NONE
     abandoned: bool = False
 
@@ -187,21 +189,23 @@ def _plan_by_rank(
     held: Mapping[str, tuple[Held, ...]],
     unrestorable: Collection[tuple[int, int]],
 ) -> RestorePlan:
-    """Each rank gets what it has saved itself, all of it in one attempt."""
-    where: dict[tuple[int, int], dict[int, list[tuple[int, str]]]] = defaultdict(lambda: defaultdict(list))
+    """Each rank gets what it has saved itself, all of it in one attempt and history."""
+    where: dict[tuple[int, int, int], dict[int, list[tuple[int, str]]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     home = {rank: member.node for member in world for rank in member.ranks}
     for node, holdings in held.items():
         for item in holdings:
             fits = item.world in (0, len(home)) and item.rank in home
             if fits and (item.rank, item.step) not in unrestorable:
-                saved = where[item.attempt, item.step]
+                saved = where[item.attempt, item.history, item.step]
                 saved[item.rank].append(_source(item, node, home[item.rank]))
     complete = [saved for saved, ranks in where.items() if len(ranks) == len(home)]
     if not complete:
         return RestorePlan(step=-1, sources={})
-    newest = max(complete)
+    attempt, history, step = newest = max(complete)
     sources = {r: min(where[newest][r])[1] for r in sorted(home)}
-    return RestorePlan(step=newest[1], sources=sources, saved_attempt=newest[0])
+    return RestorePlan(step=step, sources=sources, saved_attempt=attempt, saved_history=history)
 
 
 def _plan_by_replica(

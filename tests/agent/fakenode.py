@@ -227,9 +227,8 @@ class FakeCheckpoints:
     ) -> None:
         self.world, self.holders = (world, node_rank, attempt), holders
 
-    def load(
-        self, rank: int, step: int, source: str, replica_attempt: int = -1, saved_attempt: int = -1
-    ) -> int:
+    def load(self, rank: int, step: int, source: str, *saved: int) -> int:
+        del saved
         if self.load_error is not None:
             raise self.load_error
         self.loads.append((rank, step, source))

@@ -6,6 +6,7 @@ import pytest
 
 from pulsetrain.checkpoint.checkpoint_events import CheckpointEvents, Origin
 from pulsetrain.checkpoint.memory.arena import ArenaReader, create_arena
+from pulsetrain.checkpoint.memory.slots import next_history
 from pulsetrain.checkpoint.peers.replicas import Replicas, Snapshot
 from pulsetrain.checkpoint.restoring import Restorer, Sources
 from pulsetrain.checkpoint.storage.backend import LocalStorage, open_storage
@@ -90,6 +91,28 @@ def test_where_every_source_answered_the_step_is_unrestorable(node):
     with pytest.raises(Unrestorable) as error:
         Restorer(sources, events).load(fd, 0, 3, "memory")
     assert (error.value.rank, error.value.step) == (0, 3)
+
+
+def test_what_was_saved_after_the_script_went_back_is_not_taken_for_the_same_step_before(node):
+    fd, sources, events = node
+    save(fd, 0, 3, edition=next_history(0))
+    replica_of(fd, 3, sources.replicas)
+    with pytest.raises(Unrestorable):
+        Restorer(sources, events, saved_attempt=0, saved_history=0).load(fd, 0, 3, "memory")
+    Restorer(sources, events, saved_attempt=0, saved_history=1).load(fd, 0, 3, "memory")
+
+
+@pytest.mark.integration
+def test_peers_and_storage_give_a_step_of_the_wanted_history_only(cluster, tmp_path):
+    c = cluster(2, storage=str(tmp_path), persist_every=0)
+    c.save(4, durable=True)
+    wait_until(lambda: c.holds("n0", 0, 4, "storage") and c.holds("n1", 0, 4, "peer"))
+    for source in ("peer:n1", "storage"):
+        ArenaReader(c.fds[0]).forget_after(-1)
+        c.services["n0"].load(0, 4, source, -1, 0, 0)
+        ArenaReader(c.fds[0]).forget_after(-1)
+        with pytest.raises(Unrestorable):
+            c.services["n0"].load(0, 4, source, -1, 0, 1)
 
 
 @pytest.mark.integration

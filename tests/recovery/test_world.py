@@ -151,6 +151,13 @@ def test_what_a_script_abandoned_is_better_than_a_fresh_start():
     assert (plan.step, plan.abandoned) == (1, False)
 
 
+def test_a_plan_says_of_which_history_its_step_is():
+    before = [Held(rank=r, step=7, tier="storage", attempt=0) for r in (0, 1, 2)]
+    since = [Held(rank=0, step=7, tier="memory", attempt=0, history=1)]  # fewer than half have gone back
+    plan = plan_for("abc", {"a": [*before, *since], "b": [], "c": []})
+    assert (plan.step, plan.saved_history, plan.sources[0]) == (7, 0, "storage")
+
+
 def test_states_from_before_and_after_the_script_went_back_are_never_mixed():
     before = [Held(rank=1, step=7, tier="storage", attempt=0)]
     since = [Held(rank=0, step=7, tier="memory", attempt=0, history=1)]

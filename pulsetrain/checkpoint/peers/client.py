@@ -180,14 +180,19 @@ class PeerClient:
         receive_into(self._sock, target)
         return True
 
-    def get(self, rank: int, step: int, arena: ArenaWriter, attempt: int = ANY) -> SlotInfo:
+    def get(
+        self, rank: int, step: int, arena: ArenaWriter, attempt: int = ANY, history: int = ANY
+    ) -> SlotInfo:
         """Fetch a replica into the arena and publish it there. One that `attempt` saved, where it is given.
+        An older agent does not look at the `history`.
 
         Raises `CheckpointError` where the peer has none, `CorruptData` where it arrived with another
         checksum.
         """
         return self._fetch(
-            {"op": "get", "rank": rank, "step": step, "attempt": attempt}, arena, Snapshot.header
+            {"op": "get", "rank": rank, "step": step, "attempt": attempt, "history": history},
+            arena,
+            Snapshot.header,
         )
 
     def get_any(

@@ -13,7 +13,14 @@ from threading import Lock
 from pulsetrain.checkpoint.memory.blocks import Span, blocks, checksum, digests
 from pulsetrain.checkpoint.memory.memory_left import MemoryLeft, check_left, memory_left
 from pulsetrain.checkpoint.memory.pages import absent_bytes
-from pulsetrain.checkpoint.memory.slots import MAX_SLOTS, Description, Header, SlotInfo, slots_for
+from pulsetrain.checkpoint.memory.slots import (
+    MAX_SLOTS,
+    Description,
+    Header,
+    SlotInfo,
+    history_of,
+    slots_for,
+)
 from pulsetrain.checkpoint.peers.shared_blocks import SharedBlocks
 from pulsetrain.core.errors import CorruptData, MemoryShort
 
@@ -49,9 +56,14 @@ class Snapshot(Description):
             raise CorruptData("checkpoint description with a negative size")
         return cls(**values)
 
-    def matches(self, step: int, attempt: int = ANY, world: int = ANY) -> bool:
-        """Whether it is of that step, and of that attempt and number of ranks where they are not `ANY`."""
-        return self.step == step and attempt in (ANY, self.attempt) and world in (ANY, self.world)
+    def matches(self, step: int, attempt: int = ANY, history: int = ANY, world: int = ANY) -> bool:
+        """Whether it is of that step, and of that attempt, history and number of ranks.
+
+        These count where they are not `ANY`.
+        """
+        if self.step != step or history not in (ANY, history_of(self.edition)):
+            return False
+        return attempt in (ANY, self.attempt) and world in (ANY, self.world)
 
     def as_json(self) -> dict[str, int]:
         """For a frame."""
@@ -232,16 +244,16 @@ class Replicas:
 
     @contextmanager
     def reading(
-        self, rank: int, step: int, attempt: int = ANY, world: int = ANY
+        self, rank: int, step: int, attempt: int = ANY, history: int = ANY, world: int = ANY
     ) -> Iterator[tuple[Snapshot, memoryview] | None]:
         """The newest replica of that rank and step, whole and unchanged until the block ends.
 
-        Only of that attempt and number of ranks, where they are given. None where there is none, or where a
-        block that it shared was overwritten.
+        Only of that attempt, history and number of ranks, where they are given. None where there is none, or
+        where a block that it shared was overwritten.
         """
         with self._lock:
             replicas = reversed(self._replicas.get(rank, []))
-            replica = next((r for r in replicas if r.snapshot.matches(step, attempt, world)), None)
+            replica = next((r for r in replicas if r.snapshot.matches(step, attempt, history, world)), None)
             if replica is not None:
                 replica.readers += 1
         try:

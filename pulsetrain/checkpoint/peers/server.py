@@ -33,8 +33,8 @@ log = structlog.get_logger(__name__)
 Handler = Callable[[socket.socket, JsonObject], None]
 """Answers one request on its connection."""
 
-Whole = Callable[[int, int, int], AbstractContextManager[tuple[Snapshot, memoryview] | None]]
-"""The bytes of a rank, a step and an attempt, None where they are not here."""
+Whole = Callable[[int, int, int, int], AbstractContextManager[tuple[Snapshot, memoryview] | None]]
+"""The bytes of a rank, a step, an attempt and a history, None where they are not here."""
 
 ACCEPT_S = 1.0
 HANDSHAKE_S = 20.0  # who has not proved the token by then is disconnected
@@ -195,11 +195,14 @@ class PeerServer:
 
     def _get(self, sock: socket.socket, request: JsonObject) -> None:
         rank, step, attempt = request.get("rank"), request.get("step"), request.get("attempt", ANY)
-        if not isinstance(rank, int) or not isinstance(step, int) or not isinstance(attempt, int):
+        history = request.get("history", ANY)
+        if not isinstance(rank, int) or not isinstance(step, int):
+            raise CorruptData(f"peer asked for {request}")
+        if not isinstance(attempt, int) or not isinstance(history, int):
             raise CorruptData(f"peer asked for {request}")
         with ExitStack() as stack:
             with telling_that_it_works(sock, request):
-                replica = stack.enter_context(self._whole(rank, step, attempt))
+                replica = stack.enter_context(self._whole(rank, step, attempt, history))
             _hand_out(sock, replica, f"it has no step {step} of rank {rank}")
 
     def _get_any(self, sock: socket.socket, request: JsonObject) -> None:

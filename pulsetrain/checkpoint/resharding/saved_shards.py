@@ -16,7 +16,7 @@ from pulsetrain.checkpoint.memory.arena import ArenaReader
 from pulsetrain.checkpoint.memory.blocks import blocks, checksum, digests
 from pulsetrain.checkpoint.memory.layout import Entry, Layout, decode, element_bytes
 from pulsetrain.checkpoint.memory.slots import Description, SlotInfo, payload_offset
-from pulsetrain.checkpoint.peers.replicas import Replicas, Snapshot
+from pulsetrain.checkpoint.peers.replicas import ANY, Replicas, Snapshot
 from pulsetrain.checkpoint.storage.tensor_index import Slices
 from pulsetrain.core.errors import CheckpointError, CorruptData
 
@@ -159,7 +159,7 @@ class SavedShards:
             if not arena.still(info):
                 raise CorruptData(f"step {key.step} of rank {key.rank} was overwritten")
             return
-        with self._replicas.reading(key.rank, key.step, key.attempt, key.world) as replica:
+        with self._replicas.reading(key.rank, key.step, key.attempt, world=key.world) as replica:
             if replica is None:
                 raise CheckpointError(f"step {key.step} of rank {key.rank} is not here")
             snapshot, data = replica
@@ -167,9 +167,11 @@ class SavedShards:
             yield self._shard(key, snapshot, data)
 
     @contextmanager
-    def whole(self, rank: int, step: int, attempt: int) -> Iterator[tuple[Snapshot, memoryview] | None]:
+    def whole(
+        self, rank: int, step: int, attempt: int, history: int = ANY
+    ) -> Iterator[tuple[Snapshot, memoryview] | None]:
         """All bytes of what a rank has saved, from a replica or from an arena. None: it is not here."""
-        with self._replicas.reading(rank, step, attempt) as replica:
+        with self._replicas.reading(rank, step, attempt, history=history) as replica:
             if replica is not None:
                 yield replica
                 return
@@ -177,7 +179,7 @@ class SavedShards:
             (arena, info)
             for arena in self._arenas_of(rank)
             for info in arena.published()
-            if info.rank == rank and Snapshot.of(info).matches(step, attempt)
+            if info.rank == rank and Snapshot.of(info).matches(step, attempt, history=history)
         )
         arena, info = next(found, (None, None))
         yield None if arena is None or info is None else (Snapshot.of(info), arena.view(info))
