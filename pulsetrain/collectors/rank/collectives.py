@@ -359,9 +359,10 @@ class Tracker:
     def watched_wait_for_any(self, original: Callable[P, T]) -> Callable[P, T]:
         """Return the wait of functional collectives or of futures, watched.
 
-        C++ does not say for which work it waits: take the newest.
+        C++ does not say for which work it waits: take the newest. A future may be of RPC or of a thread, and
+        then of no work at all. So before it waits for one, those that have ended are asked for.
         """
-        pending, blocking, main = self.pending, self._blocking, self._main
+        pending, blocking, main, future = self.pending, self._blocking, self._main, torch._C.Future
         is_compiling = torch.compiler.is_compiling
 
         def wait(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -374,6 +375,8 @@ class Tracker:
             if turns is not None:
                 turns.leave()
             try:
+                if args and isinstance(args[0], future) and pending and not is_compiling():
+                    self.poll()
                 entries = [*pending.values()]
                 if not entries or is_compiling():
                     return original(*args, **kwargs)

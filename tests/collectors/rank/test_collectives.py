@@ -384,6 +384,21 @@ def test_a_work_that_tells_its_end_only_to_who_waits_ends_when_its_output_is_wai
     assert watched.errors == 0
 
 
+def test_a_wait_for_a_future_is_shown_in_no_collective_that_has_ended(watched):
+    """RPC's futures are waited for like those of works, and belong to none of them."""
+    side, shown = Side(watched, host_only=True), []
+    ended, running = Work(), Work()
+    wait = side.tracker.watched_wait_for_any(lambda future: shown.append(side.tracker._blocking.began > 0))
+    side.enqueue(ended)
+    ended.complete = True
+    wait(torch.futures.Future())
+    assert shown == [False]
+    assert side.numbers() == [1]
+    side.enqueue(running)
+    wait(torch.futures.Future())
+    assert shown == [False, True]
+
+
 class TwoBackends:
     """A process group of `cpu:gloo,cuda:nccl` without a process behind it."""
 
