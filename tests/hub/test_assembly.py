@@ -57,7 +57,7 @@ def fail_once(monkeypatch, owner, name):
 SABOTAGE = [
     ("controller", Job, "tick"),
     ("live watch", LiveWatch, "look"),
-    ("store analysis", StoreAnalysis, "look"),
+    ("store analysis", StoreAnalysis, "_look"),
     ("notifications", notifier, "deliver"),
     ("loop health", LoopHealth, "look"),
 ]

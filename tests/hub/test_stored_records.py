@@ -166,7 +166,7 @@ def test_rounds_that_cannot_be_read_leave_the_other_answers_and_say_that_they_fa
 
 
 def test_operations_that_are_too_many_to_read_are_counted_once_a_minute():
-    many = pa.table({"second": [99], "operations": [10**7]})
+    many = pa.table({"node": ["a"], "second": [99], "operations": [10**7]})
     store, counted = Store(), []
 
     def query(sql, params=None):
@@ -182,7 +182,7 @@ def test_operations_that_are_too_many_to_read_are_counted_once_a_minute():
     for later in range(1, 60):
         assert records.look("j", 0, (1000 + later) * second, ("ranks",)) == {"ranks": None}
     assert counted == [(1000 - stepless.LONGEST_S) * second]
-    many = pa.table({"second": [1060], "operations": [10**7]})
+    many = pa.table({"node": ["a"], "second": [1060], "operations": [10**7]})
     assert stepless.TOO_MANY in records.look("j", 0, 1060 * second, ("ranks",))["ranks"][1].reason
 
 
