@@ -71,6 +71,6 @@ class Warmup:
 
 
 def _loaded_path(statuses: Iterable[RankStatus]) -> str:
-    """The script's own checkpoint that ranks went on from, "" for none."""
-    loaded = [own for status in statuses for own in status.loaded if own.step >= 0]
+    """The script's own checkpoint that ranks went on from, else a file that they have read, "" for none."""
+    loaded = [own for status in statuses for own in status.loaded]
     return max(loaded, key=lambda own: own.step).path if loaded else ""

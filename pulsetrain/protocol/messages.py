@@ -313,6 +313,7 @@ class FirstStep:
 
     `stages_ns` are spawn, init, load and step of the node's slowest rank. `resumed_step` and `resumed_path`
     say from which step its ranks go on, and from which file of the script's own. -1 and "": from none.
+    With -1 a path is that of another file that was read, which may be a checkpoint too.
     """
 
     node: str

@@ -179,13 +179,14 @@ class Recovery:
             "left_nodes": sorted(before.difference(nodes)),
         }
 
-    def _resumed(self, reports: Iterable[FirstStep]) -> _Resumed:
+    def _resumed(self, reports: Sequence[FirstStep]) -> _Resumed:
         """From where the job goes on: from our checkpoint, else from what the script says or has read."""
         if self.resumed_step >= 0:
             return _Resumed(step=self.resumed_step, by=self.resumed_by)
         newest = max(reports, key=lambda report: report.resumed_step, default=None)
         if newest is None or newest.resumed_step < 0:
-            return _Resumed(step=-1, by="nothing")
+            read = next((report.resumed_path for report in reports if report.resumed_path), "")
+            return _Resumed(step=-1, by="nothing", path=read)
         return _Resumed(step=newest.resumed_step, by="script", path=newest.resumed_path)
 
     def _stages(self, now_ns: int, reports: Iterable[FirstStep]) -> dict[str, int]:

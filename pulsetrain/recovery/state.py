@@ -377,7 +377,7 @@ class JobState:
         wanted = self.recovery.lose_progress or self.recovery.fault.actor not in ("controller", "pool")
         self.recovery = None
         self._redone_at = max(self._redone_at, detail["from_step"])
-        if detail["resumed_step"] < 0 and not wanted:
+        if detail["resumed_step"] < 0 and not detail["resumed_path"] and not wanted:
             self.left_behind = self.own_checkpoints.newest_before(self.attempt.number)
         self.own_checkpoints.started(self.attempt.number, detail["resumed_step"])
         self.history.append(detail)

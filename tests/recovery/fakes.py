@@ -181,6 +181,7 @@ class FakeAgent:
         self.replay_fails_with, self.waits_in_replay, self.waiting = frozenset(), frozenset(), None
         self.deaf = self.full = False
         self.stepless, self.worked = stepless, 0
+        self.reads_path = ""
         self.reads_step = -1  # of the checkpoint that the script reads by itself when it starts
         self.commands = []
         self.steps = {}
@@ -286,6 +287,7 @@ class FakeAgent:
                 step=0,
                 stages_ns={"init": 5},
                 resumed_step=self.reads_step,
+                resumed_path=self.reads_path,
             )
             self.controller.received(self.node, report)
 

@@ -56,6 +56,16 @@ def test_a_script_that_reads_it_goes_on():
     run(scenario)
 
 
+def test_a_script_that_reads_a_file_of_another_name_may_go_on_from_it():
+    async def scenario():
+        fleet = await job_with_a_checkpoint()
+        fleet.agents["b"].reads_path = "/scratch/copy.pt"
+        await fails(fleet)
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 1)
+
+    run(scenario)
+
+
 def test_who_asks_for_restarts_gets_them_and_is_told():
     async def scenario():
         fleet = await job_with_a_checkpoint(may_begin_anew=True)

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from time import perf_counter_ns
 from types import ModuleType
 
-from pulsetrain.collectors.checkpoint_cell import CheckpointCell, shown_path, write_cell
+from pulsetrain.collectors.checkpoint_cell import CheckpointCell, read_cell, shown_path, write_cell
 from pulsetrain.collectors.layout import LOADED_AT, W_LAST_STEP, W_RESUMED
 from pulsetrain.collectors.rank.auto.context import Auto
 from pulsetrain.collectors.rank.auto.saves import Arguments, Named, folder_of, hook_package, path_of
@@ -22,6 +22,7 @@ from pulsetrain.collectors.rank.handle import Handle
 from pulsetrain.collectors.rank.known_files import FilesOfEnvironment, KnownFiles, mark_of
 
 PHASE = "load"
+NAMELESS = "(a file without a name)"
 LOADER = "torch.distributed.checkpoint.state_dict_loader"
 SAFETENSORS = "safetensors.torch"
 
@@ -70,31 +71,30 @@ class LoadWatch:
                 return None  # a step is done: what is read now is no start
             path = path_of(source)
             began_ns = perf_counter_ns()
-            ended = (lambda: self._note(path, began_ns)) if path is not None else (lambda: None)
-            return _Call(self._segments.interrupt(PHASE), ended, handle.fault)
+            return _Call(self._segments.interrupt(PHASE), lambda: self._note(path, began_ns), handle.fault)
         except Exception:  # noqa: BLE001 - the script's own call must go on
             handle.fault()
             return None
 
-    def _note(self, path: str | os.PathLike[str], began_ns: int) -> None:
-        """A file was read. If it is known, the attempt goes on behind its step."""
+    def _note(self, path: str | os.PathLike[str] | None, began_ns: int) -> None:
+        """A file was read. If it is known, the attempt goes on behind its step. Else it may: step -1."""
         handle = self._handle
-        step = self._known.step_of(path)
-        if handle.state is None or step < 0:
+        step = self._known.step_of(path) if path is not None else -1
+        if handle.state is None or (step < 0 and read_cell(handle.state.ring.memory, LOADED_AT)):
             return
-        mark = mark_of(path)
+        mark = mark_of(path) if path is not None else None
         cell = CheckpointCell(
             step=step,
             bytes=mark.bytes if mark else 0,
             files=1,
             start_ns=began_ns,
             end_ns=perf_counter_ns(),
-            path=shown_path(path),
+            path=shown_path(path) if path is not None else NAMELESS,
             file_bytes=mark.bytes if mark else 0,
             file_mtime_ns=mark.mtime_ns if mark else 0,
         )
         write_cell(handle.state.ring.memory, LOADED_AT, cell)
-        if not handle.resumed:
+        if step >= 0 and not handle.resumed:
             handle.count_from(step + 1)
 
 

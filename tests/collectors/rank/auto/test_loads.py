@@ -51,11 +51,12 @@ def test_a_file_may_be_opened_by_the_script(script):
     assert script.words[W_RESUMED] == 30
 
 
-def test_what_no_attempt_wrote_says_nothing(script, tmp_path):
+def test_what_no_attempt_wrote_says_no_step(script, tmp_path):
     torch.save({"weight": torch.zeros(3)}, tmp_path / "pretrained.pt")
     script.load(tmp_path / "pretrained.pt")
     script.load(io.BytesIO((tmp_path / "pretrained.pt").read_bytes()))
-    assert (script.words[W_LAST_STEP], script.loaded) == (-1, None)
+    assert script.words[W_LAST_STEP] == -1
+    assert (script.loaded.step, script.loaded.path) == (-1, str(tmp_path / "pretrained.pt"))
     assert script.phases == ["load", "load"]
 
 
