@@ -430,7 +430,7 @@ async def dismiss(job: JobState) -> Outcome:
         job.own_checkpoints.finished()
     present = job.members.present()
     staying = [n for n in present if n.connected and n.leaving is None]
-    unfinished = job.phase is Phase.FAILED
+    unfinished = job.phase is Phase.FAILED and not job.ends_at_once
     leave = (
         job.ask(n, Leave(id=job.next_id(), reason=reason, exit_code=code, persist=unfinished))
         for n in staying

@@ -26,10 +26,13 @@ def look(job: JobState, loop: Loop) -> None:
     own, job.left_behind = job.left_behind, None
     if own is None or job.phase is not Phase.RUNNING:
         return
-    wanted = any(node.hello.may_begin_anew for node in job.members.active())
-    ends = not wanted and not job.services.policy.observe_only
+    hellos = [node.hello for node in job.members.active()]
+    wanted = any(hello.may_begin_anew for hello in hellos)
+    tells = all(hello.takes_run for hello in hellos)  # older agents do not say what is wanted
+    ends = tells and not wanted and not job.services.policy.observe_only
     job.write("began_anew", {"path": own.path, "step": own.step, "attempt": own.attempt, "ended": ends})
     if ends:
         why = f"training began anew and was ended, so that {own.path} of step {own.step} is not written over"
         job.failure = f"{job.history[-1]['reason']}; {why}: {ADVICE}"
+        job.ends_at_once = True  # a script that saves at a signal would write over it
         loop.post(Event.EXHAUSTED)

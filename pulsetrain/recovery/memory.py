@@ -54,7 +54,8 @@ class Preemption:
 @dataclass(frozen=True, kw_only=True)
 class RestartMemory:
     """See `Restarts`. Times are UTC. `failed_from` has pairs of step and number, `unrestorable` of rank and
-    step. `ignores_own`: see `OwnCheckpoints.ignored`.
+    step. `ignores_own` and `reads_own`: see `ignored` and
+    `proven` of `OwnCheckpoints`.
     """
 
     used: int
@@ -66,6 +67,7 @@ class RestartMemory:
     unexplained_ns: int = 0
     idle_lost: Mapping[str, int] = field(default_factory=dict)
     ignores_own: bool = False
+    reads_own: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,16 +104,18 @@ class OwnCheckpoints:
         if self._written:
             self._passed.add(min(self._written))
 
-    def started(self, attempt: int, resumed_step: int) -> None:
+    def started(self, attempt: int, resumed_step: int, *, by_script: bool = True) -> None:
         """An attempt has done its first step. It went on from `resumed_step`, -1: from nothing.
 
+        `by_script`: the script found that step by itself.
         A checkpoint from which an attempt went on is complete, also where the one that wrote it ended early.
         """
         first = min(self._written, default=None)
         if first is not None and first[0] < attempt and first[1] == resumed_step:
             self._passed.add(first)
         if self.newest_before(attempt) is not None:
-            self.ignored, self.proven = resumed_step < 0, resumed_step >= 0
+            self.ignored = resumed_step < 0
+            self.proven = resumed_step >= 0 and (by_script or self.proven)
 
     def newest_before(self, attempt: int) -> JobCheckpoint | None:
         """Return the newest complete one of earlier attempts, None for none."""

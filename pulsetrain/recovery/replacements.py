@@ -71,7 +71,7 @@ class Replacements:
     def again(self, now_s: float, missing: int) -> list[int]:
         """Numbers of requests that are to be asked for again now, where the job lacks `missing` nodes."""
         waits = [number for number in self.open_s if number not in self.in_flight]
-        count = missing - (len(self.pending_s) - len(waits))
+        count = missing - max(0, len(self.pending_s) - len(waits))
         numbers = waits[: max(0, count)] if now_s >= self.not_before_s else []
         self.in_flight.update(numbers)
         return numbers

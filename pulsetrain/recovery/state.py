@@ -82,6 +82,10 @@ class Services:
         return self.pool.enabled and not self.policy.observe_only
 
 
+FAILURES = (Event.RANK_FAILED, Event.NODE_LOST, Event.HANG, Event.START_FAILED, Event.EVICT)
+"""Where the controller says so, nobody has wanted the job to begin anew."""
+
+
 class JobState:
     """One job: its phase, nodes, present attempt and open recovery.
 
@@ -117,6 +121,7 @@ class JobState:
         self.links = LinkSuspicions()
         self.arithmetic = ArithmeticSuspicions()
         self.own_checkpoints = OwnCheckpoints()
+        self.ends_at_once = False  # its ranks get no time to save
         self.left_behind: JobCheckpoint | None = None  # one that the attempt which has just begun ignores
         self.instrumentation = Instrumentation()
         self.rate = StepRate()
@@ -141,6 +146,7 @@ class JobState:
         if memory.restarts is not None:
             self.restarts = Restarts.recalled(memory.restarts, now_s, now_ns)
             self.own_checkpoints.ignored = memory.restarts.ignores_own
+            self.own_checkpoints.proven = memory.restarts.reads_own
         if memory.replacements is not None:
             self.replacements = Replacements.recalled(memory.replacements, now_s, now_ns)
         if memory.size is not None:
@@ -174,7 +180,8 @@ class JobState:
         """A new hub must know how often the job was restarted, which nodes were at fault, and whether the
         script goes on from what it writes."""
         kept = self.restarts.kept(self.services.clock.monotonic_s(), self.now_ns())
-        kept = replace(kept, ignores_own=self.own_checkpoints.ignored)
+        own = self.own_checkpoints
+        kept = replace(kept, ignores_own=own.ignored, reads_own=own.proven)
         self.services.memory.restarts(self.name, kept)
 
     def keep_world(self) -> None:
@@ -374,14 +381,28 @@ class JobState:
             ranks=self.members.world_size,
             nodes=[member.node for member in self.members.world],
         )
-        wanted = self.recovery.lose_progress or self.recovery.fault.actor not in ("controller", "pool")
-        self.recovery = None
+        begun_by, self.recovery = self.recovery, None
         self._redone_at = max(self._redone_at, detail["from_step"])
-        if detail["resumed_step"] < 0 and not detail["resumed_path"] and not wanted:
-            self.left_behind = self.own_checkpoints.newest_before(self.attempt.number)
-        self.own_checkpoints.started(self.attempt.number, detail["resumed_step"])
+        self._note_resumption(begun_by, detail)
         self.history.append(detail)
         self.write("recovery", detail, node=detail["node"], rank=detail["rank"])
+
+    def _note_resumption(self, begun_by: Recovery, detail: RecoveryDetail) -> None:
+        """Note whether the script went on from a checkpoint of its own, as far as that is known.
+
+        A node of which only some ranks step does not say it. Nor does a script that has read a file which
+        nobody knows.
+        """
+        number, step, path = self.attempt.number, detail["resumed_step"], detail["resumed_path"]
+        step = max([step, *(rank.resumed_step for rank in self.members.statuses(number))])
+        all_said = self.attempt.all_stepped(member.node for member in self.members.world)
+        if step < 0 and (path or not all_said):
+            return
+        fault = begun_by.fault
+        failed = fault.event in FAILURES and fault.actor == "controller" and not begun_by.lose_progress
+        if step < 0 and failed:
+            self.left_behind = self.own_checkpoints.newest_before(number)
+        self.own_checkpoints.started(number, step, by_script=detail["resumed_by"] == "script")
 
     def note_first_step(self) -> None:
         """Once the launch was answered and every node has stepped, the attempt is under way.

@@ -441,6 +441,7 @@ class Fleet:
         devices=0,
         replays="own",
         may_begin_anew=False,
+        takes_run=False,
         **agent,
     ):
         hello = Hello(
@@ -467,6 +468,7 @@ class Fleet:
             devices=devices,
             replays=replays,
             may_begin_anew=may_begin_anew,
+            takes_run=takes_run,
         )
         joined = FakeAgent(self.controller, hello, **agent)
         joined.peers = self.agents

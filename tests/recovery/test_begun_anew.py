@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from pulsetrain.protocol.messages import OwnCheckpoint
+from pulsetrain.recovery import faults
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.transitions import Phase
 from tests.recovery.fakes import Fleet
@@ -16,7 +17,7 @@ def run(scenario):
 
 async def job_with_a_checkpoint(policy=None, **agent):
     """A job at step 12 whose script has written its checkpoint of step 9."""
-    fleet = Fleet("ab", policy=policy or Policy(), **agent)
+    fleet = Fleet("ab", policy=policy or Policy(), **{"takes_run": True, **agent})
     await fleet.form()
     for step, at in ((4, 6), (9, 12)):
         fleet.agents["a"].writes(OwnCheckpoint(step=step, bytes=7, path="/c/ckpt.pt", written_ns=step))
@@ -41,6 +42,59 @@ def test_it_ends_once_it_is_seen_to_begin_anew_and_says_what_to_do():
         assert "ended with exit code 1; training began anew" in fleet.job.failure
         assert "/c/ckpt.pt of step 9" in fleet.job.failure
         assert "--max-restarts" in fleet.job.failure
+        assert not fleet.agents["a"].left.persist  # a script that saves at a signal gets no time for it
+
+    run(scenario)
+
+
+def test_a_job_of_older_agents_goes_on_since_they_cannot_say_that_restarts_are_wanted():
+    async def scenario():
+        fleet = await job_with_a_checkpoint(takes_run=False)
+        await fails(fleet)
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 1)
+        assert not fleet.journal.last("began_anew")["detail"]["ended"]
+
+    run(scenario)
+
+
+def test_a_job_of_which_a_node_has_not_said_what_it_read_goes_on():
+    """A learner and its actors on one node: they never all step, so the node reports no first step."""
+
+    async def scenario():
+        fleet = await job_with_a_checkpoint()
+        fleet.agents["b"].stepless = True
+        await fails(fleet)
+        for _ in range(50):
+            for agent in fleet.agents.values():
+                agent.worked += 1
+                agent.send_heartbeat()
+            await fleet.settle(1.0)
+        assert fleet.controller.jobs["j"]._state.attempt.first_step_done
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 1)
+
+    run(scenario)
+
+
+def test_a_job_that_was_stopped_to_grow_goes_on():
+    async def scenario():
+        fleet = await job_with_a_checkpoint()
+        state = fleet.controller.jobs["j"]._state
+        fleet.controller.jobs["j"]._loop.report(faults.grown("1 of 2 nodes", 0, state.now_ns()))
+        await fleet.wait_for_launch()
+        await fleet.settle(0.25)
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 1)
+
+    run(scenario)
+
+
+def test_a_file_that_nobody_knows_says_neither_that_it_resumes_nor_that_it_does_not():
+    async def scenario():
+        fleet = await job_with_a_checkpoint()
+        for agent in fleet.agents.values():
+            agent.reads_path = "/scratch/copy.pt"
+        await fails(fleet)
+        own = fleet.controller.jobs["j"]._state.own_checkpoints
+        assert (own.ignored, own.proven) == (False, False)
 
     run(scenario)
 

@@ -1,5 +1,8 @@
 """Which replacements count as on their way."""
 
+from collections import deque
+from dataclasses import replace
+
 from pulsetrain.recovery.replacements import Replacements
 
 
@@ -49,6 +52,7 @@ def test_a_request_that_may_have_been_taken_counts_and_is_made_again_under_its_n
     assert (list(asked.pending_s), list(asked.hour_s)) == ([10.0], [10.0])
     assert asked.again(69.0, 1) == []
     assert asked.again(70.0, 0) == []  # its node is there by now
+    assert replace(asked, pending_s=deque()).again(70.0, 0) == []  # and has joined
     assert asked.again(70.0, 1) == [number]
     assert asked.again(70.0, 1) == []  # that one is not answered yet
     asked.done(number)

@@ -191,14 +191,37 @@ def test_a_restart_can_go_on_from_the_scripts_own_checkpoint(job):
     assert job.can_resume()
 
 
+def begins(job, resumed_step=-1):
+    """Every node says that its ranks have done the first step of attempt 1."""
+    job.attempt = Attempt(number=1)
+    job.attempt.launched = True
+    for node in (member.node for member in job.members.world):
+        job.attempt.first_steps[node] = FirstStep(
+            node=node, ts_ns=0, attempt=1, step=0, stages_ns={}, resumed_step=resumed_step
+        )
+    job.under_way()
+
+
+def test_a_new_hub_knows_that_the_script_goes_on_from_its_checkpoint(job):
+    for step in (10, 20):
+        own = OwnCheckpoint(step=step, bytes=1, path="/c/x.pt", written_ns=step)
+        job.own_checkpoints.note(0, [status(0, saved=(own,))])
+    report(job)
+    job.begin_recovery(faults.rank_failed(rank_exit(0, 1), S))
+    begins(job, resumed_step=20)
+    under_a_new_hub = JobState(
+        job.name, sizes=job.resizing.sizes, max_restarts=job.max_restarts, services=job.services
+    )
+    assert under_a_new_hub.own_checkpoints.proven
+
+
 def test_a_restart_that_begins_anew_beside_a_checkpoint_is_the_last_one_for_a_pause(job):
     for step in (10, 20):
         own = OwnCheckpoint(step=step, bytes=1, path="/c/x.pt", written_ns=step)
         job.own_checkpoints.note(0, [status(0, saved=(own,))])
     report(job)
     job.begin_recovery(faults.rank_failed(rank_exit(0, 1), S))
-    job.attempt = Attempt(number=1)
-    job.under_way()
+    begins(job)
     assert (job.history[-1]["resumed_by"], job.history[-1]["lost_steps"]) == ("nothing", 6)
     assert not job.can_resume()
     under_a_new_hub = JobState(
