@@ -128,6 +128,7 @@ async def restore(job: JobState) -> Event | None:
 async def _ask_to_restore(job: JobState, image: Image) -> Reply:
     """What the node of the image says. No error where its ranks run."""
     [member] = job.members.world
+    job.settle_run()
     command = Start(
         id=job.next_id(),
         job=job.name,
@@ -138,7 +139,7 @@ async def _ask_to_restore(job: JobState, image: Image) -> Reply:
         store_port=0,
         restore_step=image.step,
         peer_key=job.services.peer_key(job.name),
-        run=job.run_told,
+        run=job.run,
         image=image.name,
     )
     node = job.members.nodes[member.node]

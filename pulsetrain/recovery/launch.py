@@ -42,6 +42,7 @@ async def launch(job: JobState) -> Event | Fault:
         job.run = "" if job.attempt.adopted else secrets.token_hex(4)
     job.attempt = Attempt(number=newest + 1)
     members.refresh_world()
+    job.settle_run()
     plan = _plan(job)
     job.attempt.restore_step = plan.step
     own = job.own_checkpoints.newest()
@@ -139,7 +140,7 @@ def _command(job: JobState, member: WorldNode, plan: world.RestorePlan, store: R
         peer_key=job.services.peer_key(job.name),
         program=job.updates.program,
         first_attempt=job.first_attempt,
-        run=job.run_told,
+        run=job.run,
     )
 
 

@@ -162,11 +162,13 @@ class JobState:
             self.attempt.number, self.members.before = memory.world.attempt, memory.world
             self.first_attempt, self.run = memory.world.first_attempt, memory.world.run
 
-    @property
-    def run_told(self) -> str:
-        """What agents call this run. "" where one of them is too old: files of all ranks have one name."""
-        all_take_it = all(node.hello.takes_run for node in self.members.world_nodes())
-        return self.run if all_take_it else ""
+    def settle_run(self) -> None:
+        """Give the run no name where an agent of the world is too old: files of all ranks have one name.
+
+        It stays without. Files of a save on its way would have two names otherwise.
+        """
+        if not all(node.hello.takes_run for node in self.members.world_nodes()):
+            self.run = ""
 
     async def spend_eviction(self) -> None:
         """Count one automatic eviction. Returns once a new hub would know of it."""

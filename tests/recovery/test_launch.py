@@ -77,10 +77,17 @@ def test_a_run_has_a_name_of_its_own_that_a_new_hub_keeps():
     first, second = (c.run for c in b.commands if isinstance(c, Start))
     assert first == second == job.services.memory.recall(job.name).world.run
     assert int(first, 16) >= 0
-    other = job_of(Launcher("a"), Launcher("b"))
-    asyncio.run(launch(other))
-    assert other.run != first
-    assert other.run_told == ""  # its agents are too old to know of it
+
+
+def test_a_run_with_an_older_agent_has_no_name_and_gets_none_later():
+    a, b = Launcher("a"), Launcher("b")
+    job = job_of(a, b)
+    for takes_run in (False, True):
+        for node in (a, b):
+            node.hello = replace(node.hello, takes_run=takes_run or node is a)
+        assert asyncio.run(launch(job)) is Event.STARTED
+        crashed(job)
+    assert [c.run for c in b.commands if isinstance(c, Start)] == ["", ""]
 
 
 def test_a_run_that_began_under_another_hub_goes_on_to_count_attempts():

@@ -33,6 +33,14 @@ class AlertTracker:
         """Return every alert, resolved ones too."""
         return self._alerts.values()
 
+    def seen(self) -> list[Alert]:
+        """Return those that are over, and those that were seen since somebody looks again.
+
+        Of the others it is not known yet whether they go on.
+        """
+        since_ns = self._watched_since_ns
+        return [a for a in self.all() if not a.active or a.last_seen_ns >= since_ns]
+
     def get(self, name: str) -> Alert | None:
         """Return the alert of an id, None where there is none."""
         return self._alerts.get(name)

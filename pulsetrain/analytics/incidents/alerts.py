@@ -68,8 +68,9 @@ class AlertBook:
         with self._lock, self._store.transaction():
             now_ns = self._tracker.forward(now_ns)
             self._tracker.age(now_ns)
-            muted = self._muted(self._tracker.wall_ns)
-            for batch in batches(self._tracker.all(), muted, now_ns, self.config):
+            seen = self._tracker.seen()
+            muted = muting.muted(seen, self._silences.values(), self._tracker.wall_ns, self.topology)
+            for batch in batches(seen, muted, now_ns, self.config):
                 for channel in self.config.channels:
                     self._store.enqueue(channel, batch)
                 for alert in batch.alerts:
@@ -79,7 +80,7 @@ class AlertBook:
             return self._due(now_ns)
 
     def _renew(self, now_ns: int) -> None:
-        for batch in renewals(self._tracker.all(), now_ns, self.config):
+        for batch in renewals(self._tracker.seen(), now_ns, self.config):
             for channel in self.config.forgetful:
                 self._store.enqueue(channel, batch)
             for alert in batch.alerts:

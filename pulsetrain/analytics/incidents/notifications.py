@@ -56,12 +56,14 @@ def renewals(alerts: Iterable[Alert], now_ns: int, config: AlertConfig) -> list[
     """Return what channels that forget must be told again, as they would take it for over.
 
     So it is with alerts that are muted or acknowledged too, and with those of a detector that is blind or
-    broken: that people need not hear of them does not end them.
+    broken: that people need not hear of them does not end them. One that has become worse since is left out.
+    It is news, which people hear of when they are to.
     """
     groups: dict[Group, list[Alert]] = {}
     for alert in alerts:
         told_ns = max(alert.notified_ns, alert.renewed_ns)
-        if alert.active and alert.notified == "firing" and now_ns - told_ns >= config.renew_s * SECOND_NS:
+        told = alert.notified == "firing" and alert.notified_severity == alert.severity
+        if alert.active and told and now_ns - told_ns >= config.renew_s * SECOND_NS:
             groups.setdefault((alert.job, alert.kind), []).append(alert)
     return [Batch(group=group, status="firing", alerts=tuple(open_)) for group, open_ in groups.items()]
 

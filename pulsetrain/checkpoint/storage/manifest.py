@@ -29,6 +29,7 @@ FORMAT = 1
 CLOCKS_DIFFER_NS = 5 * 10**9  # by this much at most, of the nodes of two runs
 MANIFEST = "manifest.json"
 REPLACED = 2  # manifests of steps that were saved again, to which a save on its way may refer
+MOST_REMOVED = 500  # superseded files at once: no commit goes on meanwhile
 READ_BYTES = 64 << 20  # of a segment at once
 
 Save = tuple[int, int, int]
@@ -428,7 +429,8 @@ class Checkpoints:
         if not keep:
             return []
         keep += foreign
-        needed = frozenset(f for m in keep for f in m.files)
+        stay = [m for m in committed if m in keep or m.step >= manifests[0].step]
+        needed = frozenset(f for m in stay for f in m.files)
         kept_steps = {m.step for m in keep} | self._begun_by({m.run for m in foreign})
         gone = [s for s in self.steps() if s < manifests[0].step and s not in kept_steps]
         for step in gone:
@@ -444,12 +446,16 @@ class Checkpoints:
     ) -> None:
         """Remove what this run wrote of earlier saves of the manifest's step."""
         folder = folder_of(manifest.step)
-        for name in self.storage.list(self.path(folder)) if manifest.run == self.run else ():
+        names = self.storage.list(self.path(folder)) if manifest.run == self.run else []
+        gone = []
+        for name in names:
             save = _save_of(name)
             if save is None or save[2] != self.run or save[:2] >= (manifest.attempt, manifest.edition):
                 continue
             if (manifest.step, *save[:2]) not in in_use and f"{folder}/{name}" not in needed:
-                self.storage.remove(self.path(f"{folder}/{name}"))
+                gone.append(name)
+        for name in gone[:MOST_REMOVED]:
+            self.storage.remove(self.path(f"{folder}/{name}"))
 
     def _begun_by(self, runs: Collection[str]) -> set[int]:
         """Steps of which these runs have written anything."""

@@ -19,7 +19,7 @@ from pulsetrain.hub.kubernetes.hub_views import HubViews
 from pulsetrain.hub.kubernetes.job_spec import JobSpec, job_spec
 from pulsetrain.hub.kubernetes.objects import JOB_LABEL, JOBS, PODS, SERVICES, labels_of, name_of
 from pulsetrain.hub.kubernetes.plan import PENDING, Plan, plan, time_s
-from pulsetrain.hub.kubernetes.pods import service_of
+from pulsetrain.hub.kubernetes.pods import serves, service_of
 from pulsetrain.hub.kubernetes.reflector import Reflector
 from pulsetrain.protocol.kubernetes_access import find_api
 
@@ -86,6 +86,9 @@ class Operator:
             self._tell(item, {"phase": PENDING, "message": str(error)})
             return
         todo = self._plan(spec, item)
+        if todo.create and not all(map(serves, self._pods_of(spec))):
+            self._views.forget()  # the job may have ended since the hub was asked: new pods would train again
+            todo = self._plan(spec, item)
         self._serve(spec)
         for pod in todo.create:
             self._make(spec, pod)

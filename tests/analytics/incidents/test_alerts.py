@@ -104,6 +104,17 @@ def test_time_without_a_hub_ends_no_alert(tmp_path):
         assert [n.status for n in passes(book, T0 + 690 * S, T0 + 900 * S)] == ["resolved"]
 
 
+def test_what_was_open_before_a_hub_was_away_is_told_again_only_once_it_is_seen(tmp_path):
+    config = AlertConfig(repeat_interval_s=100, channels=("pager",))
+    with contextlib.closing(AlertBook(tmp_path / "a.db", config)) as before:
+        before.observe([finding(), finding("nan")], T0)
+        assert len(deliver(before, T0 + 2 * S)) == 2
+    with contextlib.closing(AlertBook(tmp_path / "a.db", config)) as book:
+        assert passes(book, T0 + HOURS, T0 + HOURS + 100 * S) == []
+        book.observe([finding()], T0 + HOURS + 100 * S)
+        assert [n.group for n in deliver(book, T0 + HOURS + 101 * S)] == [("j", "hang")]
+
+
 def test_time_in_which_the_hub_stood_still_ends_no_alert(book):
     book.observe([finding()], T0)
     passes(book, T0, T0 + 100 * S)
@@ -221,6 +232,7 @@ def test_a_silence_mutes_what_matches_until_it_expires(book):
     book.observe([finding(), finding("nan")], T0)
     assert [s.group for s in deliver(book, T0 + 2 * S)] == [("j", "nan")]
     assert book.list(T0 + 3 * S)[0]["muted"] or book.list(T0 + 3 * S)[1]["muted"]
+    assert passes(book, T0 + 50 * S, T0 + 100 * S) == []
     assert [s.group for s in deliver(book, T0 + 100 * S)] == [("j", "hang")]
 
 
@@ -338,6 +350,7 @@ def test_a_silence_holds_after_a_step_back_of_the_clock(book):
     book.silence({"kind": "hang"}, actor="a", comment="", now_ns=T0, expires_ns=T0 + 100 * S)
     book.observe([finding()], T0 + S)
     assert deliver(book, T0 + 5 * S) == []
+    assert passes(book, T0 + 50 * S, T0 + 100 * S) == []
     assert len(deliver(book, T0 + 100 * S)) == 1
 
 

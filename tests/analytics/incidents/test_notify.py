@@ -368,7 +368,7 @@ def test_alertmanager_is_told_the_end_of_an_alert_that_is_back_milder_before_its
         deliver(alerts, known, T0 + 2 * S)
         alerts.resolve(alerts.list()[0]["id"], "ann", T0 + 3 * S)
         alerts.observe([finding(at=T0 + 5 * S, severity="warning")], T0 + 5 * S)
-        deliver(alerts, known, T0 + 70 * S)
+        deliver(alerts, known, T0 + 64 * S)
     ends = posted_ends(posted)
     assert ends["critical"] < soon() < ends["warning"]
 
@@ -381,11 +381,13 @@ def test_alertmanager_is_told_again_of_what_goes_on_for_a_day(tmp_path):
         known = channels({"am": {"kind": "alertmanager", "url": url}})
         config = AlertConfig(channels=("am",), forgetful=forgetful(known), resolve_after_s=1e6)
         alerts = AlertBook(tmp_path / "alerts.db", config)
-        alerts.observe([finding(), Failed(analyzer="mfu", error="ValueError: x")], T0, job="j")
+        open_ = [finding(), Failed(analyzer="mfu", error="ValueError: x")]
+        alerts.observe(open_, T0, job="j")
         deliver(alerts, known, T0 + 2 * S)
         hang = next(a["id"] for a in alerts.list() if a["kind"] == "hang")
         alerts.acknowledge(hang, "ann", "on it", T0 + 3 * S)
         for hour in range(1, 25):
+            alerts.observe(open_, T0 + hour * HOURS, job="j")
             deliver(alerts, known, T0 + hour * HOURS)
     told = [a["labels"]["kind"] for _, _, sent in posted[2:] for a in sent]
     assert told.count("hang") == told.count("no_data") == 2  # after 8 and 16 hours

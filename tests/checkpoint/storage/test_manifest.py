@@ -194,6 +194,16 @@ def test_a_job_that_began_anew_keeps_what_it_commits_and_what_an_earlier_attempt
     assert [m.order for m in checkpoints.committed()] == [(1, 1100), (1, 1000)]
 
 
+def test_packs_that_a_step_beyond_the_newest_refers_to_stay(checkpoints):
+    old = {f"{folder_of(100)}/{stem_of(0, 0)}.pack": b"content of 100"}
+    commit(checkpoints, 100, attempt=0)
+    commit(checkpoints, 1000, old, attempt=0)
+    for step in (200, 300):
+        commit(checkpoints, step, attempt=1)
+    checkpoints.retain(last=2, every=0)
+    assert checkpoints.verify(checkpoints.manifest(1000)) == []
+
+
 def test_the_step_that_was_just_committed_stays_also_where_its_attempt_has_an_older_number(checkpoints):
     for step in (900, 1000):
         commit(checkpoints, step, attempt=3)

@@ -129,6 +129,21 @@ def test_a_standby_that_its_job_needs_after_all_is_not_deleted(api, cluster, loo
     assert names(cluster) == ["gpt-0", "gpt-1"]
 
 
+def test_a_job_that_ended_while_the_operator_looked_at_others_gets_no_new_pods(
+    api, cluster, look, views, clock
+):
+    cluster.create("pulsetrainjobs", "train", pulsetrain_job())
+    look()
+    for name in names(cluster):
+        cluster.patch("pods", "train", name, {"status": {"phase": "Succeeded"}}, status=True)
+    clock.now_s += 3600
+    answers = iter([HubView(step=7), HubView(step=9, ended="finished")])
+    views.view = lambda hub, job, since_s: next(answers)
+    look()
+    assert names(cluster) == ["gpt-0", "gpt-1", "gpt-2"]
+    assert api.get(JOBS, "gpt")["status"]["phase"] == "Finished"
+
+
 def test_what_cannot_be_read_is_told_in_the_status_and_others_go_on(api, cluster, look):
     cluster.create("pulsetrainjobs", "train", pulsetrain_job("bad", template={"spec": {"containers": []}}))
     cluster.create("pulsetrainjobs", "train", pulsetrain_job("good"))
