@@ -250,6 +250,7 @@ class StoreAnalysis:
         before = job.snapshot()
         trains = self._trains(before)
         if not trains and not early_rounds.may_tell(before):
+            self._end_early(before)
             return 0.0
         memory, calm = self._memory(before), self._pace.calm
         due, first_s = memory.due(self._clock.monotonic_s(), calm=calm), 0.0
@@ -268,6 +269,15 @@ class StoreAnalysis:
         verdicts = [self._lag(after, memory, newest_step), self._stack_detector(after.job)]
         self._report(after, memory, before.attempt, memory.live, verdicts)
         return first_s
+
+    def _end_early(self, job: JobSnapshot) -> None:
+        """What was said of a start ends while nobody looks at it. It would stand until the first step."""
+        memory = self._memories.get(job.job)
+        if memory is None or memory.attempt != job.attempt or job.phase is not Phase.RUNNING:
+            return
+        said = memory.said[FIRST]
+        if said.doubtful or said.dedup.current():
+            self._report(job, memory, job.attempt, said, [])
 
     def forget(self, job: str) -> None:
         """A job is not kept any longer."""

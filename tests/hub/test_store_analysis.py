@@ -123,6 +123,18 @@ def test_a_starting_job_is_not_asked_about_unless_all_its_ranks_work_and_name_no
     assert site.records.asked == []
 
 
+def test_what_was_said_of_a_start_ends_where_its_ranks_are_looked_at_no_more():
+    site = Site(**STARTS)
+    site.records.ranks = [finding("straggler", "3", severity="warning", confidence=0.99)]
+    site.turn()
+    assert site.sink.still_open["j", "stored"]
+    busy = status(0, last_step=-1, progress_age_ns=9 * S)
+    site.job.changes["nodes"] = (node_snapshot("a", busy, status(1, last_step=-1)), STARTS["nodes"][1])
+    for _ in range(20):
+        site.turn(1.0)
+    assert site.sink.still_open["j", "stored"] == []
+
+
 def test_each_group_is_asked_in_its_period_one_beside_who_is_slow_and_what_it_said_stays():
     site = Site()
     site.turn()

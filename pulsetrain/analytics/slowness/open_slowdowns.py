@@ -21,17 +21,30 @@ Floats = NDArray[np.float64]
 
 NEWEST = 20  # steps that tell whether times are as before
 BACK_SHARE = 0.5  # of the rise, below which they are
+SAME_WORK = 0.05  # by which the FLOPs or tokens of a step may differ
 KINDS: Mapping[str, str] = MappingProxyType({"fail_slow": fail_slow.NAME, "mfu_decay": mfu.NAME})
 """Kinds of findings on jobs, and the analyzer of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Open:
-    """A slowdown that was seen. `cost` gives what a step costs, and `limit` is the level that ends it."""
+    """A slowdown that was seen. `cost` gives what a step costs, and `limit` is the level that ends it.
+
+    `work` gives what a step does, and `done` is what one did when that was measured. Costs of other work say
+    nothing.
+    """
 
     finding: Finding
     cost: Callable[[Timings], Floats]
     limit: float
+    work: Callable[[Timings], float]
+    done: float
+
+    def goes_on(self, timings: Timings) -> bool:
+        """Whether steps of the same work still cost more than before."""
+        done = self.work(timings)
+        same = abs(done - self.done) <= SAME_WORK * self.done or (np.isnan(done) and np.isnan(self.done))
+        return bool(same and _newest(self.cost(timings), timings) >= self.limit)
 
 
 class OpenSlowdowns:
@@ -63,7 +76,7 @@ class OpenSlowdowns:
     def _keep(self, kind: str, found: Sequence[Finding], timings: Timings) -> None:
         """Forget what is over, and note what begins. Of findings on one slowdown the surest is kept."""
         held = self._open.get(kind)
-        if held is not None and _level(held.cost(timings)[timings.usable][-NEWEST:]) < held.limit:
+        if held is not None and not held.goes_on(timings):
             held = None
         self._explained |= {_first(f) for f in found if f.subject_type != "job"}
         new = next((f for f in found if f.subject_type == "job"), None)
@@ -97,7 +110,12 @@ def _opened(finding: Finding, timings: Timings) -> _Open | None:
     during = _level(costs[usable & (timings.steps >= first)][-NEWEST:])
     if not during > before > 0:
         return None
-    return _Open(finding=finding, cost=cost, limit=before + BACK_SHARE * (during - before))
+    limit, work = before + BACK_SHARE * (during - before), _work_of(finding, timings)
+    return _Open(finding=finding, cost=cost, limit=limit, work=work, done=work(timings))
+
+
+def _newest(of_steps: Floats, timings: Timings) -> float:
+    return _level(of_steps[timings.usable][-NEWEST:])
 
 
 def _level(costs: Floats) -> float:
@@ -117,6 +135,23 @@ def _cost_of(finding: Finding, timings: Timings) -> Callable[[Timings], Floats]:
         return times / _total(of, "tokens") if per_token else times
 
     return cost
+
+
+def _work_of(finding: Finding, timings: Timings) -> Callable[[Timings], float]:
+    """What a step does: its FLOPs, else its tokens. NaN: not known. Of a cost for a FLOP it does not matter.
+
+    Where tokens differ between steps the cost is for a token, and what matters is the FLOPs for one.
+    """
+    if finding.kind == "mfu_decay":
+        return lambda _: 1.0
+    per_token = _tokens_differ(timings)
+
+    def work(of: Timings) -> float:
+        tokens, flops = _total(of, "tokens"), _total(of, "flops")
+        of_steps = flops / tokens if per_token else np.where(np.isfinite(flops), flops, tokens)
+        return _newest(of_steps, of)
+
+    return work
 
 
 def _tokens_differ(timings: Timings) -> bool:

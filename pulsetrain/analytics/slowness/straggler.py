@@ -148,7 +148,8 @@ def _left_out(timings: Timings, work: Floats, compared: set[int], config: Stragg
         return "the job has one rank, and there is nobody to compare it with"
     who = by_design.listed(timings.ranks[left].tolist())
     gaps = "too many of its steps are missing"
-    if all(len(_mates(timings, column) & compared) >= 3 for column in left):
+    classes, counts = np.unique(timings.classes[sorted(compared)], return_counts=True)
+    if np.isin(timings.classes[left], classes[counts >= 3]).all():
         return f"{who} cannot be compared with others: {gaps}"
     steps, needed = len(comparable(timings, work)), 2 * config.short
     why = (
@@ -287,11 +288,6 @@ def _extent(timings: Timings, first: int, last: int, window: int) -> dict[str, o
 def _same_work(timings: Timings, suspect: Suspect) -> NDArray[np.bool_]:
     """Which ranks are of the suspect's pipeline stages and compute on its GPU models."""
     return np.isin(timings.classes, timings.classes[suspect.columns])
-
-
-def _mates(timings: Timings, column: int) -> set[int]:
-    """The columns of ranks with the same work as this one, itself included."""
-    return set(np.flatnonzero(timings.classes == timings.classes[column]).tolist())
 
 
 def _waits_least(timings: Timings, suspect: Suspect) -> bool:

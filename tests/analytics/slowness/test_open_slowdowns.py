@@ -79,6 +79,18 @@ def test_where_a_rank_was_named_for_it_the_job_is_not_slow_for_ever():
     assert ("fail_slow", "job") not in kinds(said)
 
 
+def test_steps_that_do_more_by_now_say_nothing_of_a_slowdown_before():
+    """At step 2000 sequences become twice as long, and what had slowed the job is mended."""
+    longer = STEPS >= 2000
+    look = job(np.select([longer, STEPS >= 1000], [2.0, 1.5], 1.0), tokens=np.where(longer, 8192.0, 4096.0))
+    for last in range(1040, 2000, 40):
+        said = look(last)
+    assert ("fail_slow", "job") in kinds(said)
+    for last in range(2040, 2600, 40):
+        said = look(last)
+    assert not kinds(said)
+
+
 def test_an_analyzer_that_was_not_asked_says_nothing():
     look = job(np.where(STEPS >= 1000, 1.5, 1.0))
     said = look(1200)
