@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from pulsetrain.core.errors import Unavailable, UsageError
 from pulsetrain.recovery.scheduler import NodeRequest, SchedulerConfig, Unanswered
@@ -24,6 +25,7 @@ _REASON = re.compile(r"\bReason=(.*?)(?: \[\S+@\S+\])?\s*$")
 
 _NO_ANSWER = re.compile(r"timed out|Zero Bytes were transmitted", re.IGNORECASE)
 """In what Slurm's commands say of a controller that was too slow (slurm_errno.c)."""
+_SITE_COMMENT = re.compile(r"^#SBATCH\s+(?:\S+\s+)*--comment", re.MULTILINE)
 _JOB = r"^JobId=(\d+) .*\bComment={comment}(?:\s|$)"
 
 Run = Callable[[Sequence[str], Mapping[str, str], float], str]
@@ -94,6 +96,8 @@ class SlurmScheduler:
     def replace(self, request: NodeRequest) -> str:
         """See `Scheduler.replace`. A node to leave out that is none of Slurm's is not there to begin with."""
         if request.again:
+            if self._has_comment():
+                return "a job of Slurm that may have been submitted: its comment is the site's"
             known = self._submitted(request)
             if known:
                 return f"Slurm's job {known}"
@@ -113,9 +117,19 @@ class SlurmScheduler:
             "PULSETRAIN_REPLACEMENT_NNODES": request.flag,
         }
         words = [*shlex.split(self._config.sbatch), "--parsable", "--nodes=1"]
-        words += [f"--comment={_comment(request)}"]
+        words += [] if self._has_comment() else [f"--comment={_comment(request)}"]
         words += [f"--exclude={','.join(exclude)}"] if exclude else []
         return self._run([*words, self._config.template], {**self._environ, **more}, self._config.timeout_s)
+
+    def _has_comment(self) -> bool:
+        """Whether the site says the comment of its jobs. It may book them by that."""
+        if any(word.startswith("--comment") for word in shlex.split(self._config.sbatch)):
+            return True
+        try:
+            template = Path(self._config.template).read_text(errors="replace")
+        except OSError:
+            return False  # sbatch says what is wrong with it
+        return _SITE_COMMENT.search(template) is not None
 
     def _submitted(self, request: NodeRequest) -> str:
         """The number of the job that was submitted for this request, "" for none."""

@@ -104,6 +104,23 @@ def test_a_submission_without_an_answer_is_looked_for_before_it_is_made_again():
         scheduler(slurm).replace(replace(request, again=True))
 
 
+@pytest.mark.parametrize("where", ["command", "template"])
+def test_a_site_that_books_jobs_by_their_comment_keeps_it(tmp_path, where):
+    template = tmp_path / "node.sbatch"
+    template.write_text(
+        "#!/bin/sh\n#SBATCH -N1 --comment=project-x\n" if where == "template" else "#!/bin/sh\n"
+    )
+    sbatch = "sbatch --comment project-x" if where == "command" else "sbatch"
+    slurm = FakeSlurm()
+    config = SchedulerConfig(kind="slurm", sbatch=sbatch, template=str(template))
+    theirs = SlurmScheduler(config, {}, slurm)
+    request = NodeRequest(job="j", nnodes=4, least=4, number=12)
+    theirs.replace(request)
+    assert not any(word.startswith("--comment=pulsetrain") for word in slurm.commands[0])
+    assert "may have been submitted" in theirs.replace(replace(request, again=True))
+    assert len(slurm.commands) == 1
+
+
 def test_a_controller_that_was_too_slow_for_sbatch_may_have_taken_the_job():
     said = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
     with pytest.raises(Unanswered, match=r"ended with status 1: .*timed out"):
