@@ -24,6 +24,7 @@ from pulsetrain.recovery.saves import (
     end_saves,
     has_checkpointer,
     is_writing,
+    proven_without,
     restorable_without,
     saves_every_step,
 )
@@ -204,6 +205,8 @@ class JobShare:
         other = sizes.largest if world == sizes.smallest else sizes.smallest
         largest = sizes.fit(state.resizing.cap) or sizes.largest  # a person may want fewer
         rigid = bool(world and elasticity.why_not_size(state, other))
+        if world and _may_lose_all(state):
+            largest = max(world, sizes.smallest)  # it would stop to grow
         return JobDemand(
             name=state.name,
             tier=self.tier,
@@ -327,6 +330,13 @@ def _has_lost(job: JobState) -> bool:
     new = (job.members.allowed or frozenset()) - {member.node for member in job.members.world}
     nodes = [job.members.nodes.get(name) for name in new]
     return any(node is None or node.state in GONE for node in nodes)
+
+
+def _may_lose_all(job: JobState) -> bool:
+    """Whether a stop may cost all steps: nobody knows that the script reads the checkpoints that it writes."""
+    if job.phase is not Phase.RUNNING or not unsaved_work.done(job):
+        return False
+    return proven_without(job, "") < 0 <= restorable_without(job, "")
 
 
 def take_up(job: JobState) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.protocol.messages import NOT_READ, SaveFrom, SelfCheck, Start, Stop
+from pulsetrain.protocol.messages import NOT_READ, OwnCheckpoint, SaveFrom, SelfCheck, Start, Stop
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
@@ -148,6 +148,26 @@ def test_a_new_node_that_is_lost_before_the_job_changes_over_stops_nothing():
         assert [m.node for m in fleet.job.world] == ["a", "b"]
         assert fleet.share.settled
         assert fleet.share.holds() == {"a": 1, "b": 1}
+
+    run(scenario)
+
+
+def test_a_job_wants_no_more_devices_before_its_script_has_gone_on_from_its_own_checkpoint():
+    async def scenario():
+        fleet = Held("abc", nnodes=3, sizes=(1, 1))
+        await fleet.settle(1.0)
+        fleet.share.give({"a": 1, "b": 1}, "a test", 5.0)
+        await fleet.settle(1.0)
+        own = fleet.controller.jobs["j"]._state.own_checkpoints
+        for step, at in ((4, 6), (9, 12)):
+            fleet.agents["a"].writes(OwnCheckpoint(step=step, bytes=7, path="/c/x.pt", written_ns=step))
+            for agent in fleet.agents.values():
+                agent.held, agent.steps = (), dict.fromkeys(agent.steps, at)
+                agent.send_heartbeat()
+            await fleet.settle(0.25)
+        assert fleet.share.demand(0).most == 2
+        own.started(1, resumed_step=9)
+        assert fleet.share.demand(0).most == 3
 
     run(scenario)
 
