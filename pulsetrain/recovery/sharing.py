@@ -333,7 +333,7 @@ def _has_lost(job: JobState) -> bool:
 
 
 def _may_lose_all(job: JobState) -> bool:
-    """Whether a stop may cost all steps: nobody knows that the script reads the checkpoints that it writes."""
+    """Whether a stop may cost all steps: nobody knows that the script reads what it has saved."""
     if job.phase is not Phase.RUNNING or not unsaved_work.done(job):
         return False
     return proven_without(job, "") < 0 <= restorable_without(job, "")
