@@ -334,9 +334,10 @@ def _has_lost(job: JobState) -> bool:
 
 def _may_lose_all(job: JobState) -> bool:
     """Whether a stop may cost all steps: nobody knows that the script reads what it has saved."""
-    if job.phase is not Phase.RUNNING or not unsaved_work.done(job):
+    own = job.own_checkpoints
+    if job.phase is not Phase.RUNNING or own.proven or not own.can_resume() or not unsaved_work.done(job):
         return False
-    return proven_without(job, "") < 0 <= restorable_without(job, "")
+    return proven_without(job, "") < 0
 
 
 def take_up(job: JobState) -> bool:

@@ -21,6 +21,7 @@ from pulsetrain.protocol.messages import (
     Leaving,
     LinkSend,
     LinkSink,
+    OwnCheckpoint,
     PairCheck,
     RankExit,
     RankStatus,
@@ -486,6 +487,15 @@ class Fleet:
         self.controller.tick()
         for _ in range(300):
             await asyncio.sleep(0)
+
+    async def write_own_checkpoints(self):
+        """Train to step 12. The script has written its checkpoints of steps 4 and 9, and nobody else any."""
+        for step, at in ((4, 6), (9, 12)):
+            self.agents["a"].writes(OwnCheckpoint(step=step, bytes=7, path="/c/ckpt.pt", written_ns=step))
+            for agent in self.agents.values():
+                agent.held, agent.steps = (), dict.fromkeys(agent.steps, at)
+                agent.send_heartbeat()
+            await self.settle(0.25)
 
     async def wait_for_launch(self):
         """Let the time pass that the job waits before it is launched again."""

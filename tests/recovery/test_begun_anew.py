@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from pulsetrain.protocol.messages import OwnCheckpoint
 from pulsetrain.recovery import faults
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.transitions import Phase
@@ -19,12 +18,7 @@ async def job_with_a_checkpoint(policy=None, **agent):
     """A job at step 12 whose script has written its checkpoint of step 9."""
     fleet = Fleet("ab", policy=policy or Policy(), **{"takes_run": True, **agent})
     await fleet.form()
-    for step, at in ((4, 6), (9, 12)):
-        fleet.agents["a"].writes(OwnCheckpoint(step=step, bytes=7, path="/c/ckpt.pt", written_ns=step))
-        for each in fleet.agents.values():
-            each.held, each.steps = (), dict.fromkeys(each.steps, at)
-            each.send_heartbeat()
-        await fleet.settle(0.25)
+    await fleet.write_own_checkpoints()
     return fleet
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.protocol.messages import NOT_READ, OwnCheckpoint, SaveFrom, SelfCheck, Start, Stop
+from pulsetrain.protocol.messages import NOT_READ, SaveFrom, SelfCheck, Start, Stop
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
@@ -159,12 +159,7 @@ def test_a_job_wants_no_more_devices_before_its_script_has_gone_on_from_its_own_
         fleet.share.give({"a": 1, "b": 1}, "a test", 5.0)
         await fleet.settle(1.0)
         own = fleet.controller.jobs["j"]._state.own_checkpoints
-        for step, at in ((4, 6), (9, 12)):
-            fleet.agents["a"].writes(OwnCheckpoint(step=step, bytes=7, path="/c/x.pt", written_ns=step))
-            for agent in fleet.agents.values():
-                agent.held, agent.steps = (), dict.fromkeys(agent.steps, at)
-                agent.send_heartbeat()
-            await fleet.settle(0.25)
+        await fleet.write_own_checkpoints()
         assert fleet.share.demand(0).most == 2
         own.started(1, resumed_step=9)
         assert fleet.share.demand(0).most == 3

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pulsetrain.analytics.incidents import alert_state as state
 from pulsetrain.analytics.incidents import muting
-from pulsetrain.analytics.incidents.alert_state import AlertConfig, AlertRow
+from pulsetrain.analytics.incidents.alert_state import Alert, AlertConfig, AlertRow
 from pulsetrain.analytics.incidents.alert_store import Change, open_store
 from pulsetrain.analytics.incidents.alert_tracker import AlertTracker
 from pulsetrain.analytics.incidents.locations import Topology
@@ -69,7 +69,7 @@ class AlertBook:
             now_ns = self._tracker.forward(now_ns)
             self._tracker.age(now_ns)
             seen = self._tracker.seen()
-            muted = muting.muted(seen, self._silences.values(), self._tracker.wall_ns, self.topology)
+            muted = self._muted(seen, self._tracker.wall_ns)
             for batch in batches(seen, muted, now_ns, self.config):
                 for channel in self.config.channels:
                     self._store.enqueue(channel, batch)
@@ -202,7 +202,8 @@ class AlertBook:
     def list(self, now_ns: int | None = None) -> Sequence[AlertRow]:
         """Return every alert, active ones first, then newest first. Resolved ones stay for `history_s`."""
         with self._lock:
-            reasons = self._muted(self._tracker.wall_ns if now_ns is None else now_ns)
+            wall_ns = self._tracker.wall_ns if now_ns is None else now_ns
+            reasons = self._muted(self._tracker.all(), wall_ns)
             alerts = sorted(self._tracker.all(), key=lambda a: (not a.active, -a.since_ns, a.id))
             return [a.row(reasons.get(a.id, "")) for a in alerts]
 
@@ -211,6 +212,6 @@ class AlertBook:
         with self._lock:
             return self._tracker.is_active(finding)
 
-    def _muted(self, wall_ns: int) -> Mapping[str, str]:
+    def _muted(self, alerts: Iterable[Alert], wall_ns: int) -> Mapping[str, str]:
         """What is muted when the clock tells `wall_ns`: people end their silences by the clock."""
-        return muting.muted(self._tracker.all(), self._silences.values(), wall_ns, self.topology)
+        return muting.muted(alerts, self._silences.values(), wall_ns, self.topology)
