@@ -1,4 +1,4 @@
-"""Checks of the machine on which the command runs."""
+"""Checks of the machine on which the command runs, of standbys, and of links."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import click
 
 from pulsetrain.cli.names import job_names
 from pulsetrain.cli.numbers import Number, NumberRange
-from pulsetrain.cli.options import HubOptions, hub_options, json_option
+from pulsetrain.cli.options import HubOptions, hub_options, json_option, node_list
 from pulsetrain.cli.root import print_json, print_table, pulsetrain
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.core.progress import progress
 
 LINKS_PATIENCE_S = 120.0
+NODES_PATIENCE_S = 600.0
+"""A full check takes three and a half minutes, and a minute more with GPUs that do not answer."""
 
 
 @pulsetrain.command()
@@ -142,10 +144,39 @@ def _print_traffic(rows: Sequence[JsonObject]) -> None:
     metavar="N",
     help="With --links: each transfer takes N Mbit/s at most. 0 is no limit.",
 )
+@click.option(
+    "--nodes",
+    callback=node_list,
+    metavar="NODE,NODE,...",
+    help="Check these standbys of a job instead. Nodes that train are refused.",
+)
+@click.option(
+    "--level",
+    type=click.Choice(["light", "full"]),
+    default="light",
+    show_default=True,
+    help="With --nodes: how thorough. light takes 10 s, full up to 4 minutes.",
+)
+@click.option(
+    "--job",
+    "of_job",
+    default="",
+    metavar="JOB",
+    help="With --nodes: their job, where several have nodes of these names.",
+    shell_complete=job_names,
+)
 @hub_options
 @json_option
 def diagnose(
-    seconds: float, device: str, job: str | None, limit_mbit: float, hub: HubOptions, as_json: bool
+    seconds: float,
+    device: str,
+    job: str | None,
+    limit_mbit: float,
+    nodes: tuple[str, ...],
+    level: str,
+    of_job: str,
+    hub: HubOptions,
+    as_json: bool,
 ) -> int:
     """Check this machine's arithmetic, speed, memory, loopback and collectives.
 
@@ -153,8 +184,17 @@ def diagnose(
     that is slow, loses data or lets nothing through. The exit status is 1 if a check fails or something is
     named.
 
+    With --nodes the hub checks standbys of a job, alone and beside each other. One that fails is not promoted
+    until it passes.
+
     Example: pulsetrain diagnose --seconds 5
+
+    Example: pulsetrain diagnose --nodes node-d,node-e --level full
     """
+    if nodes and job is not None:
+        raise UsageError("--links cannot be used with --nodes; use one of them")
+    if nodes:
+        return _nodes(nodes, level, of_job, hub, as_json=as_json)
     if job is not None:
         return _links(job, limit_mbit, hub, as_json=as_json)
     from pulsetrain.agent.rdma_ends import active_ports, rdma_ends
@@ -185,6 +225,22 @@ def _links(job: str, limit_mbit: float, hub: HubOptions, *, as_json: bool) -> in
             click.echo(f"Not known: {answer['reason']}")
         click.echo(transport_sentence(answer))
     return 1 if answer["named"] else 0
+
+
+def _nodes(nodes: Sequence[str], level: str, job: str, hub: HubOptions, *, as_json: bool) -> int:
+    """Check standbys. 1 where one fails."""
+    from pulsetrain.protocol.client import HubClient
+
+    client = HubClient(hub.address(), timeout_s=NODES_PATIENCE_S)
+    with progress(f"Checking {len(nodes)} nodes"):
+        answer = client.check_nodes(nodes, level=level, job=job)
+    if as_json:
+        print_json(answer)
+    else:
+        print_table(answer["nodes"], ("node", "result", "reason"), "")
+        if answer["inconclusive"]:
+            click.echo(f"Not known: {answer['inconclusive']}")
+    return 1 if any(row["result"] == "failed" for row in answer["nodes"]) else 0
 
 
 def links_sentence(answer: JsonObject) -> str:

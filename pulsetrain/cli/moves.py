@@ -8,7 +8,7 @@ import click
 
 from pulsetrain.cli.names import node_names
 from pulsetrain.cli.numbers import NumberRange
-from pulsetrain.cli.options import HubOptions, grouped, hub_options, job_argument, json_option
+from pulsetrain.cli.options import HubOptions, grouped, hub_options, job_argument, json_option, node_list
 from pulsetrain.cli.root import print_json, pulsetrain
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard.models.moves import dump_sentence, resize_sentence
@@ -66,7 +66,7 @@ def preempt(
 @job_argument
 @click.option(
     "--nodes",
-    callback=lambda _context, _parameter, value: _names(value),
+    callback=node_list,
     metavar="NODE,NODE,...",
     help="Go on on these nodes, by default on those that it has.",
 )
@@ -135,14 +135,6 @@ def resize(job: str, devices: int, move: MoveOptions, hub: HubOptions, as_json: 
     """
     client = hub.client()
     _show(client.move(job, "resize", move.reason, devices=devices, dry_run=move.dry_run), as_json)
-
-
-def _names(value: str | None) -> tuple[str, ...]:
-    """Names of nodes, separated by commas."""
-    names = tuple(name.strip() for name in value.split(",")) if value is not None else ()
-    if "" in names:
-        raise click.BadParameter(f"{value!r}: allowed: names of nodes, separated by commas")
-    return names
 
 
 def _show(answer: JsonObject, as_json: bool) -> None:

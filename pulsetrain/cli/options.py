@@ -125,3 +125,11 @@ _KAFKA = (
 hub_options = grouped("hub", HubOptions, *_HUB)
 store_options = grouped("store", StoreOptions, _STORE, *_HUB)
 kafka_options = grouped("kafka", KafkaOptions, *_KAFKA)
+
+
+def node_list(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+    """Names of nodes, separated by commas. A click callback."""
+    names = tuple(name.strip() for name in value.split(",")) if value is not None else ()
+    if "" in names:
+        raise click.BadParameter(f"{value!r}: allowed: names of nodes, separated by commas")
+    return names

@@ -237,6 +237,16 @@ class HubClient:
         body = {"limit_mbit": limit_mbit, "actor": caller()}
         return self._call("POST", f"/v1/jobs/{quote(job, safe='')}/links", body)
 
+    def check_nodes(self, nodes: Sequence[str], *, level: str = "light", job: str = "") -> JsonObject:
+        """Check standbys of one job. Returns once that is over.
+
+        {"job", "level", "finds", "nodes": [{"node", "result", "reason"}], "inconclusive", "seconds"}
+        """
+        body: JsonObject = {"nodes": list(nodes), "level": level, "actor": caller()}
+        if job:
+            body["job"] = job
+        return self._call("POST", "/v1/checks", body)
+
     def evict(
         self,
         node: str,

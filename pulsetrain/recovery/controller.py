@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
@@ -29,6 +29,7 @@ from pulsetrain.recovery.nodes import GONE, Node, Send
 from pulsetrain.recovery.past_attempts import PastAttempts
 from pulsetrain.recovery.pool.demand import tier_of
 from pulsetrain.recovery.rank_view import RankRow
+from pulsetrain.recovery.requested_checks import NodesAnswer
 from pulsetrain.recovery.seen import Seen
 from pulsetrain.recovery.snapshot import JobSnapshot, NodeSnapshot
 from pulsetrain.recovery.state import Services
@@ -230,6 +231,19 @@ class Controller:
         cost = self._preview(owner, node, drain=drain)
         await owner.evict(node, reason, actor, drain=drain)
         return cost
+
+    async def check_nodes(
+        self, names: Sequence[str], level: str, actor: str, *, job: str = ""
+    ) -> NodesAnswer:
+        """Check standbys of one job in a person's name. Raises `UsageError`, see `requested_checks.check`."""
+        owners = {owner.name: owner for owner, _ in (self._find(name, job) for name in names)}
+        if len(owners) > 1:
+            raise UsageError(
+                f"these are nodes of {len(owners)} jobs: {', '.join(sorted(owners))}; ask for each"
+            )
+        if not owners:
+            raise UsageError("nodes = []: name at least one")
+        return await next(iter(owners.values())).check_nodes(names, level, actor)
 
     def move(self, name: str, request: MoveRequest, *, dry_run: bool = False) -> MovePreview:
         """Stop a job, let it go on, or take it off a node. Raises `UsageError`, see `Job.move`."""

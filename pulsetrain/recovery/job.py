@@ -22,6 +22,7 @@ from pulsetrain.recovery import (
     liveness,
     moving,
     rank_view,
+    requested_checks,
     responses,
     returning,
     saves,
@@ -41,6 +42,7 @@ from pulsetrain.recovery.link_checks import LinkOptions, LinkReport
 from pulsetrain.recovery.move_preview import MovePreview, preview
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.nodes import GONE, Node, NodeState, Send, agent_of
+from pulsetrain.recovery.requested_checks import NodesAnswer
 from pulsetrain.recovery.snapshot import JobSnapshot, snapshot
 from pulsetrain.recovery.state import JobState, Services
 from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
@@ -137,6 +139,10 @@ class Job:
         """Measure the links of this job's nodes in a person's name. Raises `UsageError` where that cannot
         be done now."""
         return await link_actions.on_request(self._state, options, actor)
+
+    async def check_nodes(self, names: Sequence[str], level: str, actor: str) -> NodesAnswer:
+        """Check standbys in a person's name. Raises `UsageError`, see `requested_checks.check`."""
+        return await requested_checks.check(self._state, names, level, actor)
 
     # -- facts --------------------------------------------------------------------------------------------
 
@@ -284,7 +290,7 @@ class Job:
         scheduling.look(state)
         standbys = standby_care.take_due(state)
         if standbys:
-            self._services.background.once("standby check", standby_care.check(state, standbys))
+            self._services.background.once("standby check", standby_care.check_due(state, standbys))
         number = state.attempt.number
         if state.own_checkpoints.undecided(number) or state.instrumentation.untold:
             statuses = state.members.statuses(number)

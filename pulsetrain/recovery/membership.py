@@ -61,13 +61,14 @@ class Membership:
         return [node for node in self.world_nodes() if node.usable]
 
     def standbys(self) -> list[Node]:
-        """Nodes outside the world that could join it. One under a cordon could not, nor one of another size.
+        """Nodes outside the world that could join it. One under a cordon could not, nor one of another size,
+        nor one that a person has checked now.
 
         A node that came back while its place was still empty is in the world, not outside.
         """
         inside = {member.node for member in self.world}
         outside = (n for n in self.reserves() if n.name not in inside and self._fits(n))
-        return [n for n in outside if not n.cordon and self.may_use(n)]
+        return [n for n in outside if not n.cordon and not n.set_apart and self.may_use(n)]
 
     def _fits(self, node: Node) -> bool:
         """Whether a node runs as many ranks as those of the world. Their numbers follow from that."""

@@ -83,12 +83,12 @@ class Node:
 
     `cordon` says why a standby is not promoted, "" where it may be. It ends after `probation_s` without
     trouble since `clean_since_s`. `checked_s` is when it was last checked as a standby, `passed_s` when it
-    last passed all-gathers beside another node, -inf for never. `evicted_by` is who sent it away. `ranks` are
-    those that the world gave it last, None before that. `hub_address` is the hub's own IP address on its
-    connection, "" where that is not known. `gone_since_ns` (UTC) is when it was lost or evicted, 0 for never.
-    `needs_world`: it could not do with a part. `newest_step` is that
-    of the ranks of its last heartbeat. A `hello` during a restore of ranks becomes what it would be
-    after that.
+    last passed all-gathers beside another node, -inf for never. `being_checked`: such a check is under way.
+    `set_apart`: a person asked for it, and until its end the node is not promoted. `evicted_by` is who sent
+    it away. `ranks` are those that the world gave it last, None before that. `hub_address` is the hub's own
+    IP address on its connection, "" where that is not known. `gone_since_ns` (UTC) is when it was lost or
+    evicted, 0 for never. `needs_world`: it could not do with a part. `newest_step` is that of the ranks of
+    its last heartbeat. A `hello` during a restore of ranks becomes what it would be after that.
     """
 
     def __init__(self, hello: Hello, send: Send, now_s: float) -> None:
@@ -106,7 +106,7 @@ class Node:
         self.clean_since_s = self.checked_s = now_s
         self.probation_s = 0.0
         self.passed_s = float("-inf")
-        self.needs_world = False
+        self.needs_world = self.being_checked = self.set_apart = False
         self.gone_since_ns = 0
         self.closed_s: float | None = None
         self._send: Send | None = send

@@ -77,7 +77,8 @@ def take_due(job: JobState) -> list[Node]:
     policy, now_s = job.services.policy, job.services.clock.monotonic_s()
     if policy.observe_only or job.phase not in _AWAKE:
         return []
-    usable = (n for n in job.members.reserves() if job.members.may_use(n))  # others train on the rest
+    free = (n for n in job.members.reserves() if not n.being_checked)
+    usable = (n for n in free if job.members.may_use(n))  # others train on the rest
     reserves = [n for n in usable if n.cordon or job.phase is not Phase.FORMING]
     nodes = [n for n in reserves if _due(n, now_s, policy.standby_check_s, job)]
     for node in nodes:
@@ -97,22 +98,46 @@ def _clean(job: JobState, node: Node, now_s: float) -> bool:
     return node.name not in job.hardware.open and now_s - node.clean_since_s >= node.probation_s
 
 
-async def check(job: JobState, nodes: list[Node]) -> None:
-    """Run the light check on standbys. One that fails is cordoned, one that passed may be readmitted.
+async def check_due(job: JobState, nodes: Sequence[Node]) -> None:
+    """Run the light check on those that `take_due` gave."""
+    await check(job, nodes)
 
-    One that lost its connection meanwhile is checked again when it is back. Its machine has not failed.
+
+async def check(
+    job: JobState, nodes: Sequence[Node], *, level: str = LIGHT, store: str = STORE, actor: str = "controller"
+) -> CheckReport:
+    """Run a check on standbys. One that fails is cordoned, one that passed may be readmitted.
+
+    One that lost its connection meanwhile is checked again when it is back. Its machine has not failed. A hub
+    that only observes cordons nobody.
     """
     stands = job.phase is Phase.WAITING and not returning.awaited(job)
     stopped = job.members.active() if stands else []
     beside = _partners(job, stopped, len(nodes))
-    everybody = [*nodes, *beside]
-    report = await checks.run(
-        everybody, job.services.policy, job.next_id, level=LEVELS[LIGHT], store_job=STORE
-    )
+    for node in nodes:
+        node.being_checked, node.checked_s = True, job.services.clock.monotonic_s()
+    try:
+        report = await _run(job, nodes, beside, level, store)
+    finally:
+        for node in nodes:
+            node.being_checked = False
+    note_passed(job, [*nodes, *beside], report)
+    _tell(job, nodes, beside, report, actor)
+    if not job.services.policy.observe_only:
+        _act_on(job, nodes, report)
+    return report
+
+
+async def _run(
+    job: JobState, nodes: Sequence[Node], beside: Sequence[Node], level: str, store: str
+) -> CheckReport:
+    everybody, policy = [*nodes, *beside], job.services.policy
+    report = await checks.run(everybody, policy, job.next_id, level=LEVELS[level], store_job=store)
+    return replace(report, failed={**report.failed, **await arithmetic_checks.of_standbys(job, nodes)})
+
+
+def _act_on(job: JobState, nodes: Sequence[Node], report: CheckReport) -> None:
     now_s = job.services.clock.monotonic_s()
-    report = replace(report, failed={**report.failed, **await arithmetic_checks.of_standbys(job, nodes)})
-    note_passed(job, everybody, report)
-    _tell(job, nodes, beside, report)
     for node in nodes:
         if node.name in report.unreached:
             node.checked_s = float("-inf")
@@ -199,7 +224,13 @@ def _partners(job: JobState, nodes: Sequence[Node], count: int) -> list[Node]:
     return usable[: count + PARTNERS]
 
 
-def _tell(job: JobState, nodes: Sequence[Node], beside: Sequence[Node], report: CheckReport) -> None:
+def _tell(
+    job: JobState,
+    nodes: Sequence[Node],
+    beside: Sequence[Node],
+    report: CheckReport,
+    actor: str = "controller",
+) -> None:
     verdict = report.verdict
     detail = {
         "nodes": [n.name for n in nodes],
@@ -209,7 +240,7 @@ def _tell(job: JobState, nodes: Sequence[Node], beside: Sequence[Node], report: 
         "inconclusive": verdict.reason if verdict else "",
         "seconds": report.seconds,
     }
-    job.write("standby_check", detail)
+    job.write("standby_check", detail, actor=actor)
 
 
 def cordon_reason(node: Node, reason: str) -> str:

@@ -123,3 +123,24 @@ def test_links_as_json_are_what_the_hub_says(ask, canned_hub):
 def test_links_of_a_job_that_nobody_knows_are_one_line(ask, canned_hub):
     done = ask("diagnose", "--links", "none")
     assert isinstance(done.exception, UsageError)
+
+
+CHECKED = {"job": "gpt", "level": "full", "finds": "faulty nodes", "inconclusive": "", "seconds": 9.0}
+
+
+@pytest.mark.parametrize(("result", "status"), [("passed", 0), ("busy", 0), ("failed", 1)])
+def test_standbys_are_checked_and_one_that_fails_is_status_1(ask, canned_hub, result, status):
+    row = {"node": "d", "result": result, "reason": "why not"}
+    canned_hub.answers["POST /v1/checks"] = told = CHECKED | {"nodes": [row]}
+    done = ask("diagnose", "--nodes", "d, e", "--level", "full", "--job", "gpt")
+    assert (done.return_value, done.exception) == (status, None)
+    assert f"d     {result}" in done.output
+    asked = canned_hub.requests[-1][1]
+    assert (asked["nodes"], asked["level"], asked["job"]) == (["d", "e"], "full", "gpt")
+    assert json.loads(ask("diagnose", "--nodes", "d", "--json").output) == told
+
+
+def test_links_and_nodes_are_not_asked_for_together(ask, canned_hub):
+    done = ask("diagnose", "--links", "gpt", "--nodes", "d")
+    assert isinstance(done.exception, UsageError)
+    assert canned_hub.requests == []

@@ -74,6 +74,14 @@ def text(body: JsonObject, name: str) -> str:
     return value
 
 
+def texts(body: JsonObject, name: str) -> list[str]:
+    """A list of texts of a request's body, empty where it is missing. Raises `UsageError` for another one."""
+    values = body.get(name) or []
+    if not isinstance(values, list):
+        raise UsageError(f"{name} = {str(values)[:80]!r}: allowed: a list of texts")
+    return [text({name: value}, name) for value in values]
+
+
 def number(body: JsonObject, name: str, default: float) -> float:
     """A number of a request's body, `default` where it is missing or empty. Raises `UsageError`."""
     value = body.get(name)

@@ -1,4 +1,4 @@
-"""Nodes and their eviction."""
+"""Nodes, checks of standbys, and eviction."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from pulsetrain.core.clock import Clock
-from pulsetrain.hub.routes.guard import guarded, json_body, text
+from pulsetrain.hub.routes.guard import guarded, json_body, text, texts
 from pulsetrain.hub.routes.kept_json import KeptJson
 from pulsetrain.hub.routes.seen import seen_of
 from pulsetrain.recovery import view
@@ -15,7 +15,7 @@ from pulsetrain.recovery.controller import Controller
 
 
 def routes(controller: Controller, clock: Clock, token: str) -> list[BaseRoute]:
-    """``/v1/nodes`` and ``/v1/evict``."""
+    """``/v1/nodes``, ``/v1/checks`` and ``/v1/evict``."""
 
     def rows() -> object:
         return {"nodes": [row for job in controller.snapshots() for row in view.node_rows(job)]}
@@ -37,7 +37,15 @@ def routes(controller: Controller, clock: Clock, token: str) -> list[BaseRoute]:
         kept.forget()
         return JSONResponse(cost)
 
+    async def check(request: Request) -> Response:
+        body = await json_body(request, "nodes", "actor")
+        level, job, actor = text(body, "level") or "light", text(body, "job"), text(body, "actor")
+        answer = await controller.check_nodes(texts(body, "nodes"), level, actor, job=job)
+        kept.forget()
+        return JSONResponse(answer)
+
     return [
         Route("/v1/nodes", guarded(nodes, token)),
+        Route("/v1/checks", guarded(check, token), methods=["POST"]),
         Route("/v1/evict", guarded(evict, token), methods=["POST"]),
     ]
