@@ -54,19 +54,21 @@ def table() -> Mapping[str, tuple[CalibrationPoint, ...]]:
 
 
 def calibrated(confidence: float, points: Points) -> float:
-    """Return the observed frequency at a stated confidence: linear between points, constant beyond them.
+    """Return the observed frequency at a stated confidence: linear between points, constant above them.
 
-    Without points, return the stated confidence.
+    Below the first point nobody counted anything, so it falls in proportion. Without points, return the
+    stated confidence.
 
-    >>> low = CalibrationPoint(stated=0.7, observed=0.5, trials=9)
+    >>> low = CalibrationPoint(stated=0.8, observed=0.4, trials=9)
     >>> ends = (low, CalibrationPoint(stated=0.9, observed=1.0, trials=9))
-    >>> calibrated(0.8, ends), calibrated(0.2, ends), calibrated(0.4, ())
-    (0.75, 0.5, 0.4)
+    >>> calibrated(0.85, ends), calibrated(0.2, ends), calibrated(0.4, ())
+    (0.7, 0.1, 0.4)
     """
     if not points:
         return confidence
     if confidence <= points[0].stated:
-        return points[0].observed
+        first = points[0]
+        return round(confidence * first.observed / first.stated, 4) if first.stated else first.observed
     for low, high in pairwise(points):
         if confidence <= high.stated:
             share = (confidence - low.stated) / (high.stated - low.stated)

@@ -86,3 +86,11 @@ def test_elsewhere_the_order_of_confidences_stays_and_none_rises(a, b):
 def test_a_kind_that_was_not_counted_keeps_its_confidence_and_says_so():
     (kept,) = apply([finding(0.7, "link_flap")])
     assert (kept.confidence, kept.evidence["calibrated"]) == (0.7, False)
+
+
+def test_a_guess_below_all_that_was_counted_is_not_made_a_certainty():
+    points = {"hang": (CalibrationPoint(stated=0.9282, observed=0.99, trials=44),)}
+    assert [f.confidence for f in apply([finding(0.5, "hang"), finding(0.95, "hang")], points)] == [
+        0.533,
+        0.99,
+    ]
