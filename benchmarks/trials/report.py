@@ -35,9 +35,10 @@ def result(rows: Sequence[Row], *, sessions: int, wall_s: float) -> dict[str, An
     stated, held_out = (score.reliability(f(rows)) for f in (score.statements, score.held_out))
     return {
         "benchmark": "campaign",
+        **score.counted(rows),
         "sessions": {"planned": sessions, "done": sum(row["what"] == "session" for row in rows)},
         "lost": [dict(row) for row in rows if row["what"] == "lost"],
-        "kinds": table,
+        "by_kind": table,
         "overall": score.overall(table, kinds.weights()) if table else {},
         "clean": {
             "all": score.clean(rows),
@@ -68,7 +69,7 @@ def lines(result: Row) -> Iterator[str]:
         "p50 steps",
         "p95 steps",
     )
-    yield from _aligned([head, *(_line(kind, row) for kind, row in result["kinds"].items())])
+    yield from _aligned([head, *(_line(kind, row) for kind, row in result["by_kind"].items())])
     if result["overall"]:
         yield ""
         for what in ("detected", "kind", "top1", "top3"):
@@ -77,11 +78,11 @@ def lines(result: Row) -> Iterator[str]:
                 f"{what}: {r['hits']} of {r['of']} = {r['hits'] / r['of']:.1%} "
                 f"(95 % {r['low']:.1%} to {r['high']:.1%}); weighted by the field {r['weighted']:.1%}"
             )
-        for kind, row in result["kinds"].items():
+        for kind, row in result["by_kind"].items():
             if row["in_time"] is not None:
                 limit = f"{row['within']} steps" if row["within"] else f"{score.HANG_S:g} s"
                 yield f"{kind}: {row['in_time']} of {row['trials']} within {limit}"
-        named = sum(row["victims_named"] for row in result["kinds"].values())
+        named = sum(row["victims_named"] for row in result["by_kind"].values())
         leading, abstained = result["overall"]["victim_root"], result["overall"]["abstained"]
         yield f"trials with a victim named: {named}, leading the incident: {leading}; abstained: {abstained}"
     for mode, r in result["clean"].items():

@@ -176,6 +176,24 @@ def overall(table: Mapping[str, Mapping[str, Any]], shares: Mapping[str, float])
     return total
 
 
+def counted(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the figures that other programs read: numbers of trials and of windows, and seconds to detect."""
+    judged = [judge(row) for row in rows if row["what"] == "trial"]
+    seconds = [j["seconds"] for j in judged if j["detected"]]
+    windows = clean(rows)
+    return {
+        "trials": len(judged),
+        "kind_correct": sum(j["kind"] for j in judged),
+        "top1": sum(j["top1"] for j in judged),
+        "top3": sum(j["top3"] for j in judged),
+        "clean_windows": windows["windows"],
+        "false_alarms": windows["false_alarms"]["hits"],
+        "abstained": sum(j["abstained"] for j in judged),
+        "mttd_p50_s": percentile(seconds, 0.5),
+        "mttd_p95_s": percentile(seconds, 0.95),
+    }
+
+
 def clean(rows: Iterable[Row]) -> dict[str, Any]:
     """Return how many windows without a fault have a finding, and one that asks for action."""
     windows = [row for row in rows if row["what"] == "clean"]

@@ -116,3 +116,19 @@ def test_a_fault_lies_in_its_slot_after_clean_steps(kind):
     assert second.onset - second.since >= LEAD
     assert all(second.onset <= f.step <= f.last_step <= second.until for f in second.plan.faults)
     assert second.until < table.steps
+
+
+def test_the_figures_that_other_programs_read_count_trials_and_windows():
+    window = {"what": "clean", "session": 1, "mode": "device", "seconds": 36.0, "findings": [finding()]}
+    rows = [trial(finding(), roots=["rank 3"]), trial(), {**window, "findings": []}, window]
+    assert score.counted(rows) == {
+        "trials": 2,
+        "kind_correct": 1,
+        "top1": 1,
+        "top3": 1,
+        "clean_windows": 2,
+        "false_alarms": 1,
+        "abstained": 0,
+        "mttd_p50_s": 1.5,
+        "mttd_p95_s": 1.5,
+    }
