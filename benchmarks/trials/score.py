@@ -177,7 +177,7 @@ def overall(table: Mapping[str, Mapping[str, Any]], shares: Mapping[str, float])
 
 
 def counted(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the figures that other programs read: numbers of trials and of windows, and seconds to detect."""
+    """Return the figures that other programs read: numbers of trials and windows, and seconds to detect."""
     judged = [judge(row) for row in rows if row["what"] == "trial"]
     seconds = [j["seconds"] for j in judged if j["detected"]]
     windows = clean(rows)

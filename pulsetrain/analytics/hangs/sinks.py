@@ -279,18 +279,22 @@ def _stuck_together(
         reason = f"the transfer between ranks {sink[0]} and {sink[1]} was joined by both and does not move"
         group = oldest[0][1].group
         return SinkVerdict(verdict="network", culprits=(), confidence=0.75, reason=reason, group=group)
-    odd = _out_of_order(oldest)
+    odd, confidence = _out_of_order(oldest), 0.7
     if odd:
         reason = f"{_subject(odd)} in another operation than the rest of the same ranks"
-    elif (hub := graph.hub(sink)) is not None:
-        odd, others = (hub,), [rank for rank in sink if rank != hub]
+    elif len(hubs := graph.hubs(sink)) == 1:
+        odd, others = hubs, [rank for rank in sink if rank not in hubs]
         reason = f"{_subject(odd)} in an operation that {_listed(others)} are not in, and they wait for it"
     else:
+        odd = hubs or sink
+        confidence = 1 / len(odd)
         reason = f"{_subject(sink)} waiting for each other in different operations"
+        if len(odd) < len(sink):
+            reason += f". One of {_listed(odd)} is at fault: without it nobody would"
     return SinkVerdict(
         verdict="desync",
-        culprits=odd or sink,
-        confidence=0.7 if odd else 0.5,
+        culprits=odd,
+        confidence=confidence,
         reason=reason,
         group=oldest[0][1].group if oldest else None,
         # An operation in flight may be one of another thread, for which no main thread waits.

@@ -54,18 +54,20 @@ class WaitGraph:
                     todo.append(node)
         return {n for n in reached if isinstance(n, int)} - set(ranks)
 
-    def hub(self, sink: tuple[int, ...]) -> int | None:
-        """Return the one rank of a sink through which all waiting in circles goes, None where there is none.
+    def hubs(self, sink: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the ranks of a sink through each of which all waiting in circles goes, sorted.
 
-        If it went on, nobody in the sink would wait for each other any more. In a pair both ranks are such,
-        so neither is named.
+        If one of them went on, nobody in the sink would wait for each other any more. Ranks that follow one
+        program do not wait in circles. So where one rank does not follow it, it is among these.
 
-        >>> WaitGraph({0: {1, 2}, 1: {0}, 2: {0, 1}}).hub((0, 1, 2))
-        0
+        >>> WaitGraph({0: {1, 2}, 1: {0}, 2: {0, 1}}).hubs((0, 1, 2))
+        (0,)
+        >>> WaitGraph({0: {1}, 1: {0}}).hubs((0, 1))
+        (0, 1)
         """
         circle = self._circle(sink[0])
-        hubs = [r for r in circle if isinstance(r, int) and not self._has_circle(without=r, begin=sink[0])]
-        return hubs[0] if len(hubs) == 1 else None
+        ranks = sorted(node for node in circle if isinstance(node, int))
+        return tuple(r for r in ranks if not self._has_circle(without=r, begin=sink[0]))
 
     def _circle(self, begin: Node) -> list[Node]:
         """Return the nodes of a shortest way from a node of a sink back to it."""

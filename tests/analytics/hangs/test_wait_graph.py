@@ -58,3 +58,15 @@ def test_a_long_chain_needs_no_recursion():
     size = 50_000
     edges = {rank: {rank + 1} for rank in range(size)} | {size: set()}
     assert WaitGraph(edges).sinks() == [(size,)]
+
+
+def waits_in_circles(edges):
+    return any(rank in reachable(edges, rank) for rank in edges)
+
+
+@given(EDGES)
+def test_a_hub_is_a_rank_without_which_nobody_in_its_sink_waits_in_circles(edges):
+    for sink in (s for s in WaitGraph(edges).sinks() if len(s) > 1):
+        inside = {rank: edges[rank] for rank in sink}
+        expected = tuple(r for r in sink if not waits_in_circles({**inside, r: set()}))
+        assert WaitGraph(edges).hubs(sink) == expected
