@@ -121,7 +121,7 @@ def test_hosts_that_stopped_behind_a_culprit_are_those_that_enqueued_the_least()
 
 
 def test_of_ranks_that_wait_in_circles_only_those_that_may_be_at_fault_are_named():
-    """Rank 3 joined one all-reduce of all too many. Its peer in the tensor-parallel group may have instead."""
+    """Rank 3 joined an all-reduce of all too many. Or its tensor-parallel peer is where it should not be."""
     world, upper, lower, left = ("world", (0, 1, 2, 3)), ("tp", (0, 1)), ("tp", (2, 3)), ("dp", (0, 2))
     ranks = {0: waits(0, left), 1: waits(1, upper), 2: waits(2, lower), 3: waits(3, world)}
     graph = WaitGraph({0: {2}, 1: {0}, 2: {3}, 3: {0, 1, 2}})
