@@ -550,6 +550,24 @@ def test_a_pause_that_is_usual_at_its_place_is_not_named_again():
     assert culprits(hang(view(stopped, usual_ns=usual))) == ["3"]
 
 
+@pytest.mark.parametrize(
+    ("waits_in", "state", "silent_s", "severity", "says"),
+    [
+        ("sleep", "sleeping", 20, "warning", "stands, perhaps for a pause, at rank 3"),
+        ("sleep", "sleeping", 400, "critical", "hangs at rank 3"),
+        ("", "stopped", 20, "critical", "hangs at rank 3"),
+    ],
+)
+def test_what_may_be_a_pause_is_a_warning_that_is_less_sure_until_minutes_have_passed(
+    waits_in, state, silent_s, severity, says
+):
+    ranks = stuck_job(3, silent_s=silent_s, state=state)
+    known = {"activity": {3: active(3, waits_in=waits_in)}, "postures": {3: stands(3, 9)}}
+    (finding,) = findings(hang(view(ranks, **known)))
+    assert (finding.severity, finding.confidence > 0.6) == (severity, severity == "critical")
+    assert says in finding.summary
+
+
 def test_a_job_of_one_rank_waits_for_nobody():
     """On a GPU its own collective is shown as in flight until it looks, however long it reads data."""
     rank = status(0, 700.0, group("world", (0,), 40, "all_reduce", on_device=True), state="sleeping")

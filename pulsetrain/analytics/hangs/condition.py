@@ -29,6 +29,8 @@ Kind = Literal[
     "unknown",  # its activity, or what it waits for, could not be read
     "working",  # bytes, processors or children move
 ]
+MAY_PAUSE: tuple[Kind, ...] = ("waits", "slow_phase", "unknown", "spin", "device")
+"""Conditions that a healthy rank is in for minutes."""
 FROZEN: tuple[ProcessState, ...] = ("stopped", "zombie", "gone")  # a process that cannot move
 MOVED_NS = 2_500_000_000  # work within so long counts as now. A heartbeat comes each second
 LOOKED_NS = 3_000_000_000  # a busy rank must stand in one place for so long to be more than busy

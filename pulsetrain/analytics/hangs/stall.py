@@ -17,6 +17,7 @@ OF_BROKEN_LINKS = ("waits", "still", "unknown", "network")  # conditions of a ra
 PROVEN = ("frozen", "mismatch")  # conditions that are named wherever the job stands
 _MAX_SILENCES = 64  # ranks whose silences are listed in the evidence; of a larger job none are
 _MAX_GROUPS = 16
+_MAY_PAUSE = 0.5  # of the confidence is left in a hang that may be a pause
 _OF_LINKS = 0.8  # stated confidence in a link that carries nothing, as in a network where every member waits
 _MAX_LINKS = 64  # that are listed in the evidence
 _ON_THE_HOST = ("working", "waits", "slow_phase", "debugger")  # what a rank does that no device holds up
@@ -165,12 +166,22 @@ class Stall:
         template, node = self._finding(found), self.view.node_of(rank)
         where = f" on {node}" if node else ""
         does = "" if found.kind in ("frozen", "mismatch", "unknown") else f"; it {found.why}"
+        how = "stands, perhaps for a pause," if self._may_pause(found) else "hangs"
         return replace(
             template,
             subject_type="rank",
             subject=str(rank),
-            summary=f"The job hangs at rank {rank}{where}: {template.summary}{does}",
+            summary=f"The job {how} at rank {rank}{where}: {template.summary}{does}",
         )
+
+    def _may_pause(self, found: Condition) -> bool:
+        """Whether a healthy rank may do this, for as long as the job stands."""
+        return found.kind in condition.MAY_PAUSE and self.stall_ns < self.config.spin_s * 1e9
+
+    def _confidence(self, found: Condition, links: BrokenLinks) -> float:
+        if links.pairs:
+            return _OF_LINKS
+        return self.diagnosis.confidence * (_MAY_PAUSE if self._may_pause(found) else 1.0)
 
     def _finding(self, found: Condition) -> Finding:
         """Return the finding on the stuck group. `_of_rank` turns it into one on a rank."""
@@ -189,8 +200,8 @@ class Stall:
             kind="hang",
             subject_type=subject_type,
             subject=subject,
-            severity="critical",
-            confidence=_OF_LINKS if links.pairs else diagnosis.confidence,
+            severity="warning" if self._may_pause(found) else "critical",
+            confidence=self._confidence(found, links),
             summary=f"The job hangs in the network: {reason}" if network else reason,
             evidence={**self._evidence(), **self._evidence_of(found), **_evidence_of_links(links)},
         )
