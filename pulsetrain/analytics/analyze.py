@@ -207,11 +207,12 @@ def analyze(
     """Return the verdicts of every analyzer on `steps` of an attempt, with calibrated confidences.
 
     `attempt` defaults to the newest attempt that has one of these steps. Where no first step is given, the
-    last 256 steps are read, or the whole attempt with `scan`. Of an attempt of more than `MOST_CELLS` steps x
-    ranks the newest steps that fit are read, and one more `Inconclusive` says which. Each analyzer gives at
-    least one verdict: `Failed` where it raises, `Inconclusive` where it returns nothing. Where no step is
-    stored in the range, the only verdict is one blind `Inconclusive`. An attempt without any step is looked
-    at by rounds of its newest collectives (`stepless`), and so are the machines that it runs on.
+    last 256 steps are read, or the whole attempt with `scan`. Of an attempt of more than `MOST_CELLS` steps
+    x ranks the newest steps that fit are read, and one more `Inconclusive` says which. Each analyzer gives
+    at least one verdict: `Failed` where it raises, `Inconclusive` where it returns nothing. Where no step
+    is stored in the range, the only verdict is one blind `Inconclusive`, with `scan` a `UsageError`. An
+    attempt without any step is looked at by rounds of its newest collectives (`stepless`), and so are the
+    machines that it runs on.
 
     Raises `UsageError` for a job that has neither in the store, and for steps from a given first one on that
     do not fit.
@@ -224,11 +225,25 @@ def analyze(
             return said
     source = _select(store, stored, job, steps, attempt, now_ns, scan=scan)
     if isinstance(source, Inconclusive):
+        if scan:
+            raise UsageError(_nothing_there(store, stored, job, steps, attempt))
         return [source]
     if not scan:
         return verdicts_of(source, analyzers)
     fitting, notes = _that_fit(source, chosen=steps.since is not None)
     return [*verdicts_of(fitting, analyzers), *notes]
+
+
+def _nothing_there(
+    store: Queryable, stored: Sequence[Mapping[str, int]], job: str, steps: StepRange, attempt: int | None
+) -> str:
+    """What a person is told who asked for steps that are not there."""
+    if attempt is not None and not stored:
+        there = ", ".join(str(row["attempt"]) for row in _stored(store, job, None)) or "none"
+        return f"job {job!r}: no step of attempt {attempt} is on record; attempts with steps: {there}"
+    first, last = ("" if bound is None else str(bound) for bound in (steps.since, steps.until))
+    there = ", ".join(f"{row['first_step']}:{row['last_step']}" for row in stored)
+    return f"job {job!r}: no step in {first}:{last} is on record; steps there: {there}"
 
 
 def _that_fit(source: AnalyzerInput, *, chosen: bool) -> tuple[AnalyzerInput, list[Verdict]]:

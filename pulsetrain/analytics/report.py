@@ -36,6 +36,8 @@ def verdicts_from_store(
 
     `device` is what all ranks run on. Without it the MFU is unknown.
     """
+    if since is not None and until is not None and since > until:
+        raise UsageError(f"--since {since} is after --until {until}")
     return analyze(
         store,
         job,

@@ -63,11 +63,19 @@ class TraceDocument(TypedDict):
 
 
 def export(
-    store: Queryable, job: str, *, first: int, last: int, ranks: Sequence[int] = (), limit: int = MAX_SPANS
+    store: Queryable,
+    job: str,
+    *,
+    first: int,
+    last: int,
+    ranks: Sequence[int] = (),
+    attempt: int | None = None,
+    limit: int = MAX_SPANS,
 ) -> bytes:
     """Return the trace of steps `first`..`last` as JSON bytes. `ranks` empty: all ranks.
 
-    The newest `MAX_EVENTS` events of that time are in it. A rank has the coordinates of the newest attempt of
+    Of a step that several attempts have done, the newest one's spans are in it, or those of `attempt`. The
+    newest `MAX_EVENTS` events of that time are in it. A rank has the coordinates of the newest attempt of
     these spans. Raises `UsageError` where no span is stored in the range, or more than `limit`.
     """
     table = views.spans(store, job, ranks=ranks, first=first, last=last, limit=limit)
@@ -78,6 +86,9 @@ def export(
         raise UsageError(
             f"steps {first}:{last} hold {count:,} spans; allowed: {limit:,}; give fewer steps or ranks"
         )
+    spans = _of_one_attempt(spans, attempt)
+    if not spans:
+        raise UsageError(f"job {job!r} has no spans of attempt {attempt} in steps {first}:{last} on record")
     mesh = [
         row
         for attempt in sorted({row["attempt"] for row in spans})
@@ -90,13 +101,20 @@ def export(
 
 
 def export_file(
-    store: Queryable, job: str, path: Path, *, first: int, last: int, ranks: Sequence[int] = ()
+    store: Queryable,
+    job: str,
+    path: Path,
+    *,
+    first: int,
+    last: int,
+    ranks: Sequence[int] = (),
+    attempt: int | None = None,
 ) -> int:
     """Write the trace to a file, as a whole or not at all, and return its bytes.
 
     Raises as `export`, and where it cannot write.
     """
-    document = export(store, job, first=first, last=last, ranks=ranks)
+    document = export(store, job, first=first, last=last, ranks=ranks, attempt=attempt)
     try:
         return write_whole(path, document)
     except OSError as error:
@@ -132,6 +150,14 @@ def trace(
     }
 
 
+def _of_one_attempt(spans: Sequence[SpanRow], attempt: int | None) -> list[SpanRow]:
+    """Of each step the spans of one attempt: steps that were done again ran elsewhere the second time."""
+    newest: dict[int, int] = {}
+    for row in spans:
+        newest[row["step"]] = max(row["attempt"], newest.get(row["step"], -1))
+    return [r for r in spans if r["attempt"] == (newest[r["step"]] if attempt is None else attempt)]
+
+
 def _extent(spans: Sequence[SpanRow]) -> tuple[int, int]:
     """Return when the first span began and the last one ended, UTC nanoseconds."""
     ends = (row["start_ns"] + row["duration_ns"] for row in spans)
@@ -153,7 +179,7 @@ def _names(
 
 
 def _span(row: SpanRow, origin: int, lanes: Mapping[tuple[int, str], int]) -> TraceEvent:
-    arguments: dict[str, object] = {"step": row["step"], "attempt": row["attempt"]}
+    arguments: dict[str, object] = {"step": row["step"], "attempt": row["attempt"], "node": row["node"]}
     if row["microbatch"] >= 0:
         arguments["microbatch"] = row["microbatch"]
     if row["group"]:

@@ -12,7 +12,6 @@ from pulsetrain.cli.options import HubOptions, grouped, hub_options, job_argumen
 from pulsetrain.cli.root import print_json, print_table, pulsetrain
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.progress import progress
-from pulsetrain.dashboard.models.time_use import price_sentence
 from pulsetrain.protocol.client import HubClient
 from pulsetrain.terminal.printable import printable, printable_text
 
@@ -59,16 +58,28 @@ class AlertActions:
         Raises `UsageError` for a malformed --silence.
         """
         told = ""
-        if self.ack:
+        silence = self._checked()
+        if self.ack is not None:
             client.acknowledge(self.ack, self.note)
-        if self.silence:
-            made = client.silence(matchers(self.silence), self.minutes * 60, self.note)
+        if silence:
+            made = client.silence(silence, self.minutes * 60, self.note)
             told = (
                 f"Silence {made['id']} covers {made['covers']} active alert(s)." if "covers" in made else ""
             )
-        if self.end_silence:
+        if self.end_silence is not None:
             client.end_silence(self.end_silence)
         return told
+
+    def _checked(self) -> dict[str, str]:
+        """What a new silence covers. Raises `UsageError` before anything is done."""
+        for option, value in (("--ack", self.ack), ("--end-silence", self.end_silence)):
+            if value is not None and not value.strip():
+                raise UsageError(f"{option} is empty: give the ID that `pulsetrain alerts` lists")
+        if self.note and self.ack is None and not self.silence:
+            raise UsageError("--note goes with --ack or --silence; give one of them")
+        if self.minutes <= 0:
+            raise UsageError(f"--minutes {self.minutes:g}: allowed: above 0")
+        return matchers(self.silence)
 
 
 _alert_actions = grouped(
@@ -172,17 +183,6 @@ def stacks(job: str, last: bool, threads: bool, hub: HubOptions, as_json: bool) 
     return 1 if answer.get("state") == "outlier" else 0
 
 
-_COSTS = (
-    ("ranks", "ranks"),
-    ("standby that takes over", "standby"),
-    ("resume from step", "resume_step"),
-    ("steps lost", "lost_steps"),
-    ("seconds to resume, from past recoveries", "expected_s"),
-    ("asked of the scheduler", "scheduler"),
-    ("caution", "why_not"),
-)
-
-
 @pulsetrain.command()
 @click.argument("node", shell_complete=node_names)
 @click.option("--reason", required=True, metavar="TEXT", help="Why. The reason is kept with the eviction.")
@@ -199,20 +199,24 @@ _COSTS = (
 @json_option
 def evict(
     node: str, reason: str, job: str, drain: bool, dry_run: bool, hub: HubOptions, as_json: bool
-) -> None:
+) -> int:
     """Evict NODE from its job. A standby takes its place.
+
+    The exit status of a dry run is 1 if the hub would refuse.
 
     Example: pulsetrain evict node-b --reason "fan failed" --dry-run
     """
+    from pulsetrain.dashboard.models.nodes import plan
+
     answer = hub.client().evict(node, reason, dry_run=dry_run, drain=drain, job=job)
+    status = 0 if answer.get("allowed", True) else 1
     if as_json:
         print_json(answer)
-        return
-    verb = "would evict" if dry_run else "evicting"
+        return status
+    verb = "evicting" if not dry_run else "would not evict" if status else "would evict"
     click.echo(f"{verb} {node} ({answer['state']}) of job {printable(answer['job'])}")
-    for label, key in _COSTS:
-        if answer.get(key) not in ("", None, []):
-            value = answer[key]
-            click.echo(f"  {label}: {printable('; '.join(value) if key == 'scheduler' else value)}")
-    if price_sentence(answer):
-        click.echo(f"  {price_sentence(answer)}")
+    for sentence in plan(answer).sentences:
+        click.echo(f"  {printable(sentence)}")
+    for asked in answer.get("scheduler", ()):
+        click.echo(f"  Asked of the scheduler: {printable(asked)}.")
+    return status

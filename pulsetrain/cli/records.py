@@ -55,7 +55,12 @@ def import_(folder: Path, store: StoreOptions, as_json: bool) -> None:
 @click.option("--store", metavar="URL", required=True, help="chdb:///folder or a ClickHouse server.")
 @click.option("--group", metavar="NAME", help="Consumer group. Default: pulsetrain.")
 @click.option("--member", metavar="NAME", help="Stable name of this process in the group.")
-@click.option("--metrics-port", type=int, metavar="N", help="Serve Prometheus metrics on this loopback port.")
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65_535),
+    metavar="N",
+    help="Serve Prometheus metrics on this loopback port.",
+)
 def ingest(
     store: str, kafka: KafkaOptions, group: str | None, member: str | None, metrics_port: int | None
 ) -> None:
@@ -82,7 +87,9 @@ def ingest(
 @pulsetrain.command()
 @click.argument("record", shell_complete=record_names)
 @kafka_options
-@click.option("--rows", type=int, metavar="N", help="End after N rows. Default: run until SIGINT.")
+@click.option(
+    "--rows", type=click.IntRange(min=1), metavar="N", help="End after N rows. Default: run until SIGINT."
+)
 @click.option("--from-start", is_flag=True, help="Begin with the oldest message instead of the next one.")
 @json_option
 def tail(record: str, kafka: KafkaOptions, rows: int | None, from_start: bool, as_json: bool) -> None:

@@ -77,6 +77,8 @@ def analyze(
     """
     from pulsetrain.analytics import report
 
+    if devices.peaks is not None and not devices.device:
+        raise UsageError(f"--peaks {devices.peaks}: it needs --device, which names a row of it")
     peak = report.device_peak(devices.device, devices.peaks) if devices.device else None
     with store.open() as opened, progress(f"Analyzing {job}"):
         answer = report.verdicts_from_store(
@@ -135,6 +137,12 @@ def trace() -> None:
 @click.option("--steps", required=True, metavar="A:B", help="First and last step, as 40:45, or one step.")
 @click.option("--ranks", default="", metavar="LIST", help="Ranks, as 0-3,7. Default: all.")
 @click.option(
+    "--attempt",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Launch of the job, from 0. Default: of each step the newest.",
+)
+@click.option(
     "-o",
     "--output",
     required=True,
@@ -144,7 +152,15 @@ def trace() -> None:
 )
 @store_options
 @json_option
-def trace_export(job: str, steps: str, ranks: str, output: Path, store: StoreOptions, as_json: bool) -> None:
+def trace_export(
+    job: str,
+    steps: str,
+    ranks: str,
+    attempt: int | None,
+    output: Path,
+    store: StoreOptions,
+    as_json: bool,
+) -> None:
     """Write the spans of some steps as a trace that ui.perfetto.dev opens.
 
     Example: pulsetrain trace export --job gpt --steps 40:45 -o gpt.json
@@ -157,7 +173,9 @@ def trace_export(job: str, steps: str, ranks: str, output: Path, store: StoreOpt
         raise UsageError("--steps is empty: give FIRST:LAST, such as 40:45")
     check_output(output)
     with store.open() as opened, progress(f"Reading spans of {job}"):
-        written = traces.export_file(opened, job, output, first=chosen[0], last=chosen[1], ranks=wanted)
+        written = traces.export_file(
+            opened, job, output, first=chosen[0], last=chosen[1], ranks=wanted, attempt=attempt
+        )
     if as_json:
         print_json({"file": str(output), "bytes": written, "job": job, "steps": list(chosen)})
     else:

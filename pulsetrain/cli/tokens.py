@@ -15,6 +15,7 @@ from pulsetrain.cli.root import print_json, pulsetrain
 from pulsetrain.hub.token_file import Grant, Role, TokenFile
 from pulsetrain.protocol.client import data_folder
 
+_OF_A_HUB = ("hub.json", "token", "tokens.json")
 _DAY_NS = 86_400 * 10**9
 
 
@@ -54,6 +55,7 @@ def create(
         days = 0.0 if role == Role.AGENT else 90.0
     now_ns = time.time_ns()
     expires_ns = now_ns + int(days * _DAY_NS) if days else 0
+    _note_folder((data or data_folder()).expanduser())
     made = _file(data).create(name, Role(role), job=job, node=node, now_ns=now_ns, expires_ns=expires_ns)
     if as_json:
         facts = {"name": name, "role": role, "job": job, "node": node, "expires_ns": expires_ns}
@@ -96,6 +98,16 @@ def revoke(name: str, data: Path | None, as_json: bool) -> None:
         print_json({"revoked": name})
     else:
         click.echo(f"revoked {name}")
+
+
+def _note_folder(folder: Path) -> None:
+    """Say where no hub has kept anything yet: one that runs with another folder does not know the token."""
+    if not any((folder / name).exists() for name in _OF_A_HUB):
+        click.echo(
+            f"note: no hub has run with the folder {folder} yet. A hub with another one does not know this "
+            "token: give its folder (--data or PULSETRAIN_DATA)",
+            err=True,
+        )
 
 
 def _file(data: Path | None) -> TokenFile:

@@ -9,6 +9,7 @@ from pulsetrain.recovery import restart_cost, world
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.restart_cost import Price
 from pulsetrain.recovery.snapshot import JobSnapshot, NodeSnapshot
+from pulsetrain.recovery.transitions import Phase
 
 NO_STANDBY = "no standby: the job would wait for a node"
 
@@ -33,9 +34,17 @@ class EvictionPreview(TypedDict):
     scheduler: list[str]
 
 
+def refusal(node: str, state: NodeState, phase: Phase) -> str:
+    """Why a node cannot be evicted now, "" where it can."""
+    if state is not NodeState.ACTIVE or phase in (Phase.RUNNING, Phase.STARTING):
+        return ""
+    return f"node {node!r}: its job is {phase}; try again when it runs"
+
+
 def preview(job: JobSnapshot, node: NodeSnapshot, scheduler: Sequence[str] = ()) -> EvictionPreview:
-    """What happens to `job` when `node` goes. `scheduler` is what its scheduler would be asked for."""
-    active = node.state is NodeState.ACTIVE
+    """What happens to `job` when `node` goes, or why it cannot be evicted now. `scheduler` is what its
+    scheduler would be asked for."""
+    active, refused = node.state is NodeState.ACTIVE, refusal(node.name, node.state, job.phase)
     standbys = [n.hello for n in job.standbys() if n.name != node.name]
     healthy = [n.name for n in job.active() if n.name != node.name]
     plan = world.plan_restore(world.replace_nodes(job.world, healthy, standbys), job.held(without=node.name))
@@ -53,8 +62,8 @@ def preview(job: JobSnapshot, node: NodeSnapshot, scheduler: Sequence[str] = ())
         "lost_steps": lost_steps,
         "expected_s": restart_cost.usual_recovery_s(job) if active else None,
         "price": restart_cost.of_stop(job, lost_steps=lost_steps) if active else restart_cost.price(0.0, 0),
-        "allowed": True,
-        "why_not": "" if not active or standbys else _without_standby(job, len(healthy)),
+        "allowed": not refused,
+        "why_not": refused or ("" if not active or standbys else _without_standby(job, len(healthy))),
         "scheduler": list(scheduler),
     }
 

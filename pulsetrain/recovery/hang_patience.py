@@ -110,7 +110,7 @@ class HangPatience:
         self._hold: Hold | None = None
         self._worst: Observation | None = None
         self._condition_since_ns = self._seen_ns = self._looked_ns = 0
-        self._acted = self._recalled = False
+        self._acted = self._recalled = self._can_resume = False
 
     @property
     def longest_pause_ns(self) -> int:
@@ -143,7 +143,7 @@ class HangPatience:
         before, since_ns = self.pending, self.pending.since_ns if self.pending else now_ns
         if before is None or before.condition != _text(worst, "condition"):
             self._condition_since_ns = now_ns
-        self._worst = worst
+        self._worst, self._can_resume = worst, can_resume
         self.pending = self._pending(worst, since_ns, now_ns, can_resume=can_resume)
         act_at_ns = self.pending.act_at_ns
         return None if act_at_ns is None or now_ns < act_at_ns else self._act()
@@ -171,6 +171,9 @@ class HangPatience:
     def wait(self, until_ns: int, actor: str) -> None:
         """A person wants the job to be left alone until then, whatever is found."""
         self._hold, self._recalled = Hold(until_ns=until_ns, actor=actor), False
+        if self.pending is not None and self._worst is not None:
+            since_ns = self.pending.since_ns
+            self.pending = self._pending(self._worst, since_ns, self._looked_ns, can_resume=self._can_resume)
 
     def now(self) -> Observation | None:
         """A person wants the pending hang to be acted on. Returns it, None where there is none."""

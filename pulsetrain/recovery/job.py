@@ -14,6 +14,7 @@ from pulsetrain.recovery import (
     begun_anew,
     device_resizing,
     elasticity,
+    eviction,
     faults,
     images,
     kept_moves,
@@ -431,14 +432,15 @@ class Job:
         Raises `UsageError` where the job is busy with a recovery.
         """
         state = self._state
+        refused = eviction.refusal(node.name, node.state, state.phase)
+        if refused:
+            raise UsageError(refused)
         if node.state is not NodeState.ACTIVE:
             await actions.dismiss_node(state, node, reason, actor, drain=drain)
-        elif state.phase in (Phase.RUNNING, Phase.STARTING):
+        else:
             fault = faults.evicted(node.name, reason, actor, state.attempt.number, state.now_ns())
             state.to_evict[node.name] = replace(fault, drain=drain)
             self._loop.report(state.to_evict[node.name])
-        else:
-            raise UsageError(f"node {node.name!r}: its job is {state.phase}; try again when it runs")
 
     def _lose(self, node: Node, reason: str) -> None:
         """A node is gone: a fault where the world needs it."""

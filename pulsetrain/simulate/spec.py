@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -50,6 +51,7 @@ KINDS: Mapping[str, tuple[tuple[str, ...], Mapping[str, float]]] = MappingProxyT
     }
 )
 _COMMON = ("since", "until", "node")
+_WHOLE = ("rank", "stage", "every", "since", "until")
 
 
 def parse_fault(text: str) -> FleetFault:
@@ -85,9 +87,14 @@ def _pair(text: str, item: str) -> tuple[str, str]:
 
 def _number(text: str, key: str, value: str) -> float:
     try:
-        return float(value)
+        number = float(value)
     except ValueError as error:
         raise UsageError(f"{key}={value} in fault {text!r}: not a number") from error
+    if not math.isfinite(number):
+        raise UsageError(f"{key}={value} in fault {text!r}: allowed: a finite number")
+    if key in _WHOLE and (number < 0 or number != int(number)):
+        raise UsageError(f"{key}={value} in fault {text!r}: allowed: a whole number, 0 or more")
+    return number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,11 +137,15 @@ class FleetSpec:
         for name in ("ranks", "tp", "pp", "microbatches", "ranks_per_node", "nodes_per_switch"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name.replace('_', '-')} = {getattr(self, name)}: allowed 1 or more")
+        if self.seed < 0:
+            raise UsageError(f"--seed = {self.seed}: allowed 0 or more")
         if self.steps < 0:
             raise UsageError(f"--steps = {self.steps}: allowed 0 or more")
         if self.ranks % (self.tp * self.pp):
             raise UsageError(f"--ranks = {self.ranks}: not a multiple of tp x pp = {self.tp * self.pp}")
         for fault in self.faults:
+            if (stage := int(fault.numbers.get("stage", 0))) >= self.pp:
+                raise UsageError(f"stage={stage} of a fault: allowed: below {self.pp}, as many as --pp")
             if fault.rank() >= self.ranks:
                 raise UsageError(
                     f"fault {fault.kind}: rank {fault.rank()} is not below --ranks = {self.ranks}"

@@ -167,6 +167,8 @@ def test_a_job_without_steps(store):
     (verdict,) = analyze(store, "nobody", attempt=3, now_ns=DAY)
     assert isinstance(verdict, Inconclusive)
     assert verdict.blind
+    with pytest.raises(UsageError, match="no step of attempt 3 is on record; attempts with steps: none"):
+        analyze(store, "nobody", attempt=3, now_ns=DAY, scan=True)
 
 
 def test_a_job_without_spans_is_blind_where_it_needs_them(store):

@@ -44,7 +44,7 @@ def test_a_trace_keeps_nanoseconds_and_names_ranks():
     spans = [e for e in json.loads(json.dumps(document))["traceEvents"] if e["ph"] == "X"]
     assert [(s["ts"], s["dur"]) for s in spans] == [(0.0, 0.01), (0.001, 2000.001)]
     assert spans[1]["args"] == {
-        "step": 3, "attempt": 1, "group": "tp", "seq": 7, "bytes": 0, "open": True,
+        "step": 3, "attempt": 1, "node": "n0", "group": "tp", "seq": 7, "bytes": 0, "open": True,
     }  # fmt: skip
 
 
@@ -101,6 +101,22 @@ def test_ranks_of_no_mesh_have_no_coordinates():
     document = trace("gpt", [span()], [{**MESH, "tp": -1}], [])
     names = [e["args"]["name"] for e in document["traceEvents"] if e["name"] == "process_name"]
     assert names == ["rank 0 · n0"]
+
+
+def test_of_steps_that_were_done_again_the_newest_attempt_is_shown_and_another_on_request():
+    store = FakeStore(
+        span(attempt=0, node="n-old"), span(attempt=1, start=5, node="n-new"), span(step=4, attempt=0)
+    )
+
+    def shown(**chosen):
+        document = json.loads(export(store, "gpt", first=3, last=4, **chosen))
+        spans = [e["args"] for e in document["traceEvents"] if e["ph"] == "X"]
+        return sorted((a["step"], a["attempt"], a["node"]) for a in spans)
+
+    assert shown() == [(3, 1, "n-new"), (4, 0, "n0")]
+    assert shown(attempt=0) == [(3, 0, "n-old"), (4, 0, "n0")]
+    with pytest.raises(UsageError, match="no spans of attempt 7 in steps 3:4"):
+        shown(attempt=7)
 
 
 def test_steps_without_spans_are_one_clear_line():

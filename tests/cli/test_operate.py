@@ -95,7 +95,7 @@ def test_the_last_stacks_are_not_read_anew(ask, canned_hub):
 
 PLAN = {
     "node": "node-b", "job": "gpt", "state": "active", "ranks": [2, 3], "standby": None, "resume_step": 9,
-    "lost_steps": 0, "expected_s": None, "why_not": "",
+    "lost_steps": 0, "expected_s": None, "why_not": "", "allowed": True,
 }  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def test_names_and_reasons_of_a_job_cannot_change_the_terminal(ask, canned_hub):
     canned_hub.answers["POST /v1/evict"] = PLAN | {"job": "gpt\x1b[2J", "why_not": "no\x07"}
     done = ask("evict", "node-b", "--reason", "fan", "--dry-run")
     assert "of job gpt?[2J" in done.output
-    assert "caution: no?" in done.output
+    assert "No?." in done.output
 
 
 def test_a_dry_run_says_what_an_eviction_would_cost(ask, canned_hub):
@@ -114,10 +114,26 @@ def test_a_dry_run_says_what_an_eviction_would_cost(ask, canned_hub):
     }  # fmt: skip
     assert done.output.splitlines() == [
         "would evict node-b (active) of job gpt",
-        "  ranks: [2, 3]",
-        "  resume from step: 9",
-        "  steps lost: 0",
+        "  node-b runs ranks 2-3 of gpt.",
+        "  No standby is free.",
+        "  The job resumes from step 9; 0 steps are done again.",
     ]
+
+
+def test_a_dry_run_says_that_a_job_without_a_checkpoint_begins_anew(ask, canned_hub):
+    canned_hub.answers["POST /v1/evict"] = PLAN | {"resume_step": -1, "lost_steps": 1201}
+    done = ask("evict", "node-b", "--reason", "fan", "--dry-run")
+    assert "the job would start from its first step" in done.output
+    assert "-1" not in done.output
+
+
+def test_a_dry_run_that_the_hub_would_refuse_says_why_and_is_status_1(ask, canned_hub):
+    why = "node 'node-b': its job is preempted; try again when it runs"
+    canned_hub.answers["POST /v1/evict"] = PLAN | {"allowed": False, "why_not": why}
+    done = ask("evict", "node-b", "--reason", "fan", "--dry-run")
+    assert done.output.startswith("would not evict node-b")
+    assert why in done.output
+    assert done.return_value == 1
 
 
 def test_an_eviction_may_name_the_job_of_the_node(ask, canned_hub):
@@ -130,7 +146,7 @@ def test_an_eviction_says_what_the_scheduler_is_asked_for(ask, canned_hub):
     asked = ["drain node-b in Slurm", "submit a replacement to Slurm"]
     canned_hub.answers["POST /v1/evict"] = PLAN | {"scheduler": asked}
     done = ask("evict", "node-b", "--reason", "fan", "--drain")
-    assert "  asked of the scheduler: drain node-b in Slurm; submit a replacement to Slurm" in done.output
+    assert [f"  Asked of the scheduler: {one}." for one in asked] == done.output.splitlines()[-2:]
     assert canned_hub.requests[-1][1]["drain"] is True
 
 
@@ -144,3 +160,20 @@ def test_the_hub_is_found_by_its_data_folder(cli, canned_hub, tmp_path):
     canned_hub.answers["GET /v1/nodes"] = {"nodes": []}
     (tmp_path / "hub.json").write_text(json.dumps({"url": canned_hub.url, "token": canned_hub.token}))
     assert cli("nodes", "--data", tmp_path).output == "No node has joined this hub.\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--ack", ""), "--ack is empty"),
+        (("--end-silence", " "), "--end-silence is empty"),
+        (("--note", "known"), "--note goes with --ack or --silence"),
+        (("--ack", "a1", "--silence", "kind"), "give FIELD=VALUE"),
+        (("--ack", "a1", "--silence", "kind=x", "--minutes", "0"), "--minutes 0"),
+    ],
+)
+def test_what_means_nothing_is_refused_before_anything_is_done(ask, canned_hub, options, words):
+    done = ask("alerts", *options)
+    assert isinstance(done.exception, UsageError)
+    assert words in str(done.exception)
+    assert canned_hub.requests == []

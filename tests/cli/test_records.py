@@ -85,3 +85,10 @@ def test_ingest_passes_its_flags_on(cli, monkeypatch, tmp_path):
         9,
     )
     assert seen == [("chdb:///s", file, {"servers": "b:1"}, {"group": None, "member": "m"}, 9)]
+
+
+@pytest.mark.parametrize(
+    "command", [("tail", "steps", "--rows", "-1"), ("ingest", "--metrics-port", "70000")]
+)
+def test_numbers_that_cannot_be_are_bad_usage(cli, command):
+    assert "is not in the range" in str(cli(*command).exception)

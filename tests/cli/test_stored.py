@@ -46,6 +46,25 @@ def test_a_job_that_the_store_has_never_seen_is_bad_usage(cli, store_url):
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--since", 999_999), "no step in 999999: is on record; steps there: "),
+        (("--since", 90, "--until", 80), "--since 90 is after --until 80"),
+        (("--attempt", 7), "no step of attempt 7 is on record; attempts with steps: 1, 0"),
+    ],
+)
+def test_steps_that_are_not_there_are_not_taken_for_clean(cli, store_url, words, says):
+    done = cli("analyze", "--job", "gpt", *words, "--store", store_url)
+    assert isinstance(done.exception, UsageError)
+    assert says in str(done.exception)
+
+
+def test_peaks_without_a_device_are_refused(cli, tmp_path):
+    assert "it needs --device" in str(cli("analyze", "--job", "g", "--peaks", tmp_path / "p.csv").exception)
+
+
+@pytest.mark.integration
 def test_a_trace_holds_the_chosen_steps_and_ranks(cli, store_url, tmp_path):
     file = tmp_path / "gpt.json"
     words = ("trace", "export", "--job", "gpt", "--steps", "100:101", "--store", store_url, "-o", file)

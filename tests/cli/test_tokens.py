@@ -11,6 +11,19 @@ from pulsetrain.core.errors import UsageError
 from pulsetrain.hub.token_file import KnownTokens, Role, TokenFile
 
 
+@pytest.fixture
+def tmp_path(tmp_path):
+    """The folder of a hub that has run."""
+    (tmp_path / "token").write_text("t")
+    return tmp_path
+
+
+def test_a_folder_that_no_hub_uses_is_noted(cli, tmp_path):
+    done = cli("token", "create", "g", "--role", "viewer", "--data", tmp_path / "other")
+    assert f"note: no hub has run with the folder {tmp_path / 'other'} yet" in done.output + done.stderr
+    assert "note" not in cli("token", "create", "g", "--role", "viewer", "--data", tmp_path).output
+
+
 def test_a_token_is_printed_once_listed_and_revoked(cli, tmp_path):
     at = ("--data", tmp_path)
     token = cli("token", "create", "grafana", "--role", "viewer", *at).output.strip()

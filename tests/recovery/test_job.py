@@ -834,7 +834,9 @@ def test_a_person_decides_what_happens_to_a_pending_hang():
         wait = HangDecision(what="wait", reason="debugging", actor="ann", seconds=60)
         assert controller.decide_hang("j", wait, dry_run=True)["can_do"]
         assert "hang_decision" not in fleet.journal.kinds()
-        controller.decide_hang("j", wait)
+        answer = controller.decide_hang("j", wait)["pending_hang"]
+        assert answer["why"].startswith("ann said to wait.")
+        assert answer["act_at_ns"] >= job.snapshot().now_ns + 60 * 10**9
         job.observe([hang(rank=1)])
         assert job.snapshot().phase is Phase.RUNNING
         assert job.snapshot().pending_hang.why == "ann said to wait. Then the job is restarted."

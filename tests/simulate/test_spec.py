@@ -19,6 +19,9 @@ from pulsetrain.simulate.spec import FleetSpec, parse_fault, starting
         ("straggler:factor=x", "factor=x"),
         ("straggler:factor=2,colour=red", "unknown key 'colour'"),
         ("straggler:factor", "not key=value"),
+        ("straggler:rank=inf,factor=2", "rank=inf.*finite"),
+        ("straggler:factor=2,since=nan", "since=nan.*finite"),
+        ("straggler:rank=-7,factor=2", "rank=-7.*whole number"),
     ],
 )
 def test_a_fault_that_cannot_be_read_is_named(text, words):
@@ -29,6 +32,11 @@ def test_a_fault_that_cannot_be_read_is_named(text, words):
 def test_a_rank_beyond_the_fleet_is_refused():
     with pytest.raises(UsageError, match=r"rank 8 is not below --ranks = 8"):
         FleetSpec(ranks=8, tp=2, pp=2, faults=(parse_fault("straggler:rank=8,factor=2"),))
+
+
+def test_a_stage_beyond_the_pipeline_is_refused():
+    with pytest.raises(UsageError, match="stage=99 of a fault: allowed: below 2"):
+        FleetSpec(ranks=8, pp=2, faults=(parse_fault("stage:stage=99,factor=2"),))
 
 
 def test_a_fleet_that_does_not_divide_is_refused():
@@ -42,7 +50,7 @@ def test_a_fault_affects_its_steps_and_defaults_to_all_ranks():
     assert (fault.rank(), fault.node, fault.numbers["seconds"]) == (-1, "sim-00001", 2.0)
 
 
-@pytest.mark.parametrize("change", [{"tp": 0}, {"microbatches": 0}, {"steps": -1}])
+@pytest.mark.parametrize("change", [{"tp": 0}, {"microbatches": 0}, {"steps": -1}, {"seed": -1}])
 def test_counts_that_cannot_be_are_refused_by_the_name_of_their_flag(change):
     (name,) = change
     with pytest.raises(UsageError, match=f"--{name}"):

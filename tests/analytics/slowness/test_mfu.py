@@ -7,6 +7,7 @@ import pytest
 
 from pulsetrain.analytics.slowness import device_peaks, mfu
 from pulsetrain.analytics.verdict import Healthy, Inconclusive, findings
+from pulsetrain.core.errors import UsageError
 from tests.analytics.fleet import fleet, timings
 
 
@@ -115,3 +116,23 @@ def test_checkpoint_steps_do_not_count():
     columns["duration_ns"] = columns["duration_ns"] + columns["checkpoint"]
     steps, _ = mfu.achieved(timings(columns))
     assert not set(steps.tolist()) & {10, 30, 50}
+
+
+@pytest.mark.parametrize(
+    "row",
+    ["MyGPU,bf16", "MyGPU,bf16,fast,me", "MyGPU,bf16,0,me", "MyGPU,bf16,nan,me"],
+)
+def test_a_line_of_a_sites_peaks_that_cannot_be_read_is_named(tmp_path, row):
+    table = tmp_path / "peaks.csv"
+    table.write_text(f"# ours\ndevice,dtype,tflops,source\nA,bf16,1,me\n{row}\n")
+    with pytest.raises(UsageError, match=r"peaks\.csv, line 4: allowed: device,dtype,tflops,source"):
+        device_peaks.peak("A", "bf16", table)
+
+
+def test_a_table_of_peaks_that_lacks_a_column_or_is_no_text_is_named(tmp_path):
+    lacks, binary = tmp_path / "lacks.csv", tmp_path / "binary.csv"
+    lacks.write_text("device,tflops\nA,1\n")
+    binary.write_bytes(b"\xff\xfe\x00")
+    for table, words in ((lacks, "line 2"), (binary, "it is no text")):
+        with pytest.raises(UsageError, match=words):
+            device_peaks.peak("A", "bf16", table)
