@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from pulsetrain.recovery.record import Recovery
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Event, Phase
 
 ADVICE = "start it with the script's own option to resume, or with --max-restarts N to let it begin anew"
+FAILURES = (Event.RANK_FAILED, Event.NODE_LOST, Event.HANG, Event.START_FAILED, Event.EVICT)
+"""Where the controller says so, nobody has wanted the job to begin anew."""
 
 
 class Loop(Protocol):
@@ -22,12 +25,12 @@ class Loop(Protocol):
 
 
 def look(job: JobState, loop: Loop) -> None:
-    """End the job where it has just begun anew, unless somebody wants that."""
-    own, job.left_behind = job.left_behind, None
-    if own is None or job.phase is not Phase.RUNNING:
+    """Say that the job has just begun anew, and end it where nobody can have wanted that."""
+    left, job.left_behind = job.left_behind, None
+    if left is None or job.phase is not Phase.RUNNING:
         return
-    hellos = [node.hello for node in job.members.active()]
-    wanted = any(hello.may_begin_anew for hello in hellos)
+    own, hellos = left.own, [node.hello for node in job.members.active()]
+    wanted = any(hello.may_begin_anew for hello in hellos) or not _has_failed(left.recovery)
     tells = all(hello.takes_run for hello in hellos)  # older agents do not say what is wanted
     ends = tells and not wanted and not job.services.policy.observe_only
     job.write("began_anew", {"path": own.path, "step": own.step, "attempt": own.attempt, "ended": ends})
@@ -36,3 +39,9 @@ def look(job: JobState, loop: Loop) -> None:
         job.failure = f"{job.history[-1]['reason']}; {why}: {ADVICE}"
         job.ends_at_once = True  # a script that saves at a signal would write over it
         loop.post(Event.EXHAUSTED)
+
+
+def _has_failed(recovery: Recovery) -> bool:
+    """Whether the job was stopped by a failure, and neither by a person nor for another size or a pool."""
+    fault = recovery.fault
+    return fault.event in FAILURES and fault.actor == "controller" and not recovery.lose_progress

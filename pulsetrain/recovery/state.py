@@ -82,8 +82,12 @@ class Services:
         return self.pool.enabled and not self.policy.observe_only
 
 
-FAILURES = (Event.RANK_FAILED, Event.NODE_LOST, Event.HANG, Event.START_FAILED, Event.EVICT)
-"""Where the controller says so, nobody has wanted the job to begin anew."""
+@dataclass(frozen=True, kw_only=True)
+class LeftBehind:
+    """A checkpoint of the script's own beside which an attempt has begun anew, after this recovery."""
+
+    own: JobCheckpoint
+    recovery: Recovery
 
 
 class JobState:
@@ -122,7 +126,7 @@ class JobState:
         self.arithmetic = ArithmeticSuspicions()
         self.own_checkpoints = OwnCheckpoints()
         self.ends_at_once = False  # its ranks get no time to save
-        self.left_behind: JobCheckpoint | None = None  # one that the attempt which has just begun ignores
+        self.left_behind: LeftBehind | None = None  # what the attempt which has just begun ignores
         self.instrumentation = Instrumentation()
         self.rate = StepRate()
         self.time = TimeBook(self.phase_since_ns)
@@ -400,10 +404,9 @@ class JobState:
         all_said = self.attempt.all_stepped(member.node for member in self.members.world)
         if step < 0 and (path or not all_said):
             return
-        fault = begun_by.fault
-        failed = fault.event in FAILURES and fault.actor == "controller" and not begun_by.lose_progress
-        if step < 0 and failed:
-            self.left_behind = self.own_checkpoints.newest_before(number)
+        own = self.own_checkpoints.newest_before(number)
+        if step < 0 and own is not None:
+            self.left_behind = LeftBehind(own=own, recovery=begun_by)
         self.own_checkpoints.started(number, step, by_script=detail["resumed_by"] == "script")
 
     def note_first_step(self) -> None:

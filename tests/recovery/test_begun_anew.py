@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from pulsetrain.recovery import faults
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.transitions import Phase
@@ -69,14 +71,24 @@ def test_a_job_of_which_a_node_has_not_said_what_it_read_goes_on():
     run(scenario)
 
 
-def test_a_job_that_was_stopped_to_grow_goes_on():
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda now_ns: faults.grown("1 of 2 nodes", 0, now_ns),
+        lambda now_ns: faults.shared("premium job p needs devices", 0, now_ns),
+        lambda now_ns: faults.updated("a fix", "ann", 0, now_ns),
+    ],
+)
+def test_a_job_that_was_stopped_for_another_reason_than_a_failure_goes_on_and_says_so(fault):
     async def scenario():
         fleet = await job_with_a_checkpoint()
         state = fleet.controller.jobs["j"]._state
-        fleet.controller.jobs["j"]._loop.report(faults.grown("1 of 2 nodes", 0, state.now_ns()))
+        fleet.controller.jobs["j"]._loop.report(fault(state.now_ns()))
         await fleet.wait_for_launch()
         await fleet.settle(0.25)
         assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 1)
+        told = fleet.journal.last("began_anew")["detail"]
+        assert (told["path"], told["step"], told["ended"]) == ("/c/ckpt.pt", 9, False)
 
     run(scenario)
 
