@@ -17,7 +17,7 @@ from pulsetrain.recovery.pool.account import ShareAccount
 from pulsetrain.recovery.pool.config import PoolConfig
 from pulsetrain.recovery.pool.decide import Decision, PoolAction, decide
 from pulsetrain.recovery.pool.demand import GUARANTEE, JobDemand, rank_of
-from pulsetrain.recovery.pool.order import Change, fits, tied
+from pulsetrain.recovery.pool.order import Change, fits, full, tied
 from pulsetrain.recovery.sharing import JobShare
 
 KEPT_ACTIONS = 20
@@ -70,6 +70,11 @@ def _devices(blocks: Mapping[str, int], unit: int) -> dict[str, int]:
     return {host: number * unit for host, number in blocks.items()}
 
 
+def _is_awaited(action: PoolAction, present: Mapping[str, PooledJob]) -> bool:
+    """Whether the job is to do just that already, once a step is saved."""
+    return action.optional and present[action.job].sharing.awaits(action.after)
+
+
 class PoolDriver:
     """One pool of one hub. `turn` belongs to the supervisor of loops.
 
@@ -113,7 +118,7 @@ class PoolDriver:
             self._say(self._decide(present), present)
             return
         if not self._plan and not self._issued:
-            self._plan = list(self._decide(present).actions)
+            self._plan = [a for a in self._decide(present).actions if not _is_awaited(a, present)]
             self._planned_s = self._clock.monotonic_s()
         self._go_on(present)
 
@@ -192,7 +197,7 @@ class PoolDriver:
             self._plan, self._issued = [], []
         for action in [action for action in self._plan if action.job in present]:
             busy = any(action.job == other.job for other in self._issued)
-            if busy or not fits(self._change(action, present), self._used(present), self._config.devices):
+            if busy or not self._fits(action, present):
                 continue
             self._plan.remove(action)
             if not self._carry_out(action, present[action.job].sharing):
@@ -201,6 +206,14 @@ class PoolDriver:
         self._plan = [action for action in self._plan if action.job in present]
         if self._plan and not self._issued:
             self._untie(present)
+
+    def _fits(self, action: PoolAction, present: Mapping[str, PooledJob]) -> bool:
+        """Whether a job may change now. Changes that only wait for a newer step give way to it."""
+        change, devices = self._change(action, present), self._config.devices
+        hosts = full(change, self._used(present), devices)
+        others = [job.sharing for name, job in present.items() if name != action.job] if hosts else []
+        given_up = [share for share in others if share.give_way(hosts)]
+        return not hosts or (bool(given_up) and fits(change, self._used(present), devices))
 
     def _used(self, present: Mapping[str, PooledJob]) -> Counter[str]:
         """Devices in use by host, also those that a job is about to leave."""
@@ -233,7 +246,7 @@ class PoolDriver:
             if action.what == "preempt":
                 share.stop(action.reason, self._config.wait_s)
             else:
-                share.give(action.after, action.reason, self._config.wait_s)
+                share.give(action.after, action.reason, self._config.wait_s, optional=action.optional)
         except UsageError as error:
             share.write("pool_refused", {**action.row(), "why_not": str(error)})
             return False

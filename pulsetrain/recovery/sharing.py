@@ -7,7 +7,7 @@ pre-empted.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from pulsetrain.core.errors import UsageError
@@ -109,10 +109,17 @@ class JobShare:
         """Whether nothing is under way: it trains, waits for nodes, or is pre-empted."""
         state = self._state
         if state.phase is Phase.RUNNING:
-            idle = state.move is None and state.new_share is None
+            idle = state.move is None and (state.new_share is None or self.waits_for_step)
             trains = state.recovery is None and state.attempt.first_step_done
             return idle and (trains or self._starts_long())
         return self.resting or (state.phase is Phase.WAITING and state.new_share is None)
+
+    @property
+    def waits_for_step(self) -> bool:
+        """Whether it is to change over, but only once a newer step is saved. It may be changed otherwise."""
+        state = self._state
+        share = state.new_share if state.phase is Phase.RUNNING and state.move is None else None
+        return share is not None and share.optional and share.acted_in is None
 
     @property
     def kept_stopped(self) -> bool:
@@ -155,7 +162,9 @@ class JobShare:
 
     def holds(self) -> Counter[str]:
         """How many of its nodes hold devices on each machine, those that it changes over to included."""
-        names = self._held()
+        return self._on_machines(self._held())
+
+    def _on_machines(self, names: frozenset[str]) -> Counter[str]:
         nodes = [n for n in self._state.members.nodes.values() if n.name in names]
         return Counter(machine(n) for n in nodes if n.usable or _is_awaited(n))
 
@@ -164,11 +173,13 @@ class JobShare:
         state = self._state
         if self.resting or (state.phase is Phase.FORMING and state.move is not None):
             return frozenset()
-        world = frozenset(member.node for member in state.members.world)
-        allowed = state.members.allowed
+        world, allowed = self._world(), state.members.allowed
         if allowed is None:
             return world
         return allowed | world if state.new_share else allowed
+
+    def _world(self) -> frozenset[str]:
+        return frozenset(member.node for member in self._state.members.world)
 
     def ending(self) -> Counter[str]:
         """How many devices on each machine are not free yet, because ranks there have not ended.
@@ -199,13 +210,17 @@ class JobShare:
         return len(state.members.world) / state.resizing.sizes.largest if runs else 0.0
 
     def demand(self, order: int) -> JobDemand:
-        """What it wants. One that cannot be stopped now is busy, as is one that something is done to."""
+        """What it wants. One that cannot be stopped now is busy, as is one that something is done to.
+
+        Nodes of a change that waits for a newer step are not its own yet.
+        """
         state, sizes = self._state, self._state.resizing.sizes
         world = len(state.members.world)
         other = sizes.largest if world == sizes.smallest else sizes.smallest
         largest = sizes.fit(state.resizing.cap) or sizes.largest  # a person may want fewer
         rigid = bool(world and elasticity.why_not_size(state, other))
-        if world and _may_lose_all(state):
+        may_lose_all = bool(world) and _may_lose_all(state)
+        if may_lose_all:
             largest = max(world, sizes.smallest)  # it would stop to grow
         return JobDemand(
             name=state.name,
@@ -215,10 +230,11 @@ class JobShare:
             most=world if rigid else largest,
             step=1 if rigid else sizes.unit,
             order=order,
-            placed=dict(self.holds()),
+            placed=dict(self._on_machines(self._world()) if self.waits_for_step else self.holds()),
             nodes=dict(self.reachable()),
             failing=self._failing(),
             busy=not self.settled or self._awaits_node() or bool(self._refusal()),
+            may_lose_all=may_lose_all,
         )
 
     def _failing(self) -> frozenset[str]:
@@ -257,21 +273,47 @@ class JobShare:
 
     def stop(self, reason: str, wait_s: float) -> None:
         """Pre-empt the job. Raises `UsageError` where that cannot be done now."""
-        request = MoveRequest(what="preempt", reason=reason, actor=ACTOR, wait_s=wait_s)
+        request, waits = (
+            MoveRequest(what="preempt", reason=reason, actor=ACTOR, wait_s=wait_s),
+            self.waits_for_step,
+        )
         moving.begin(self._state, request, self._loop)
+        if waits:
+            _take_back(self._state)
 
-    def give(self, blocks: Mapping[str, int], reason: str, wait_s: float) -> None:
-        """Let the job use so many nodes of each machine, and no others."""
+    def awaits(self, blocks: Mapping[str, int]) -> bool:
+        """Whether it is to change over to so many nodes of each machine already, once a step is saved."""
+        return self.waits_for_step and self._on_machines(self._state.members.allowed or frozenset()) == blocks
+
+    def give_way(self, hosts: Collection[str]) -> bool:
+        """Give up a change that only waits for a newer step, if its new nodes are on one of these machines.
+
+        Returns whether it was given up.
+        """
+        new = (self._state.members.allowed or frozenset()) - self._world()
+        gives_way = self.waits_for_step and any(host in hosts for host in self._on_machines(new))
+        if gives_way:
+            _take_back(self._state)
+        return gives_way
+
+    def give(self, blocks: Mapping[str, int], reason: str, wait_s: float, *, optional: bool = False) -> None:
+        """Let the job use so many nodes of each machine, and no others.
+
+        It never does steps again for a change that is `optional`.
+        """
         state = self._state
         state.members.allowed = self._choose(blocks)
         if state.phase is Phase.PREEMPTED:
             state.resizing.size = state.resizing.sizes.fit(sum(blocks.values())) or state.resizing.size
             request = MoveRequest(what="resume", reason=reason, actor=ACTOR, lose_progress=self._may_lose())
             moving.begin(state, request, self._loop)
-        elif state.phase is Phase.RUNNING and {m.node for m in state.members.world} != state.members.allowed:
-            now_s = state.services.clock.monotonic_s()
+        elif state.phase is Phase.RUNNING and self._world() != state.members.allowed:
             state.new_share = NewShare(
-                reason=reason, asked_s=now_s, wait_s=wait_s, newer_than=state.last_step
+                reason=reason,
+                asked_s=state.services.clock.monotonic_s(),
+                wait_s=wait_s,
+                newer_than=state.last_step,
+                optional=optional,
             )
 
     def _choose(self, blocks: Mapping[str, int]) -> frozenset[str]:
@@ -300,7 +342,8 @@ def check_tier(said: str, of_job: str, node: str) -> None:
 def look(job: JobState, loop: Loop) -> None:
     """Stop a job that is to go on with other nodes, once its step is saved.
 
-    Where nodes are lost meanwhile, the pool decides anew.
+    Where nodes are lost meanwhile, the pool decides anew. So it does after half an hour (`horizon_s`) without
+    the newer step that an optional change waits for.
     """
     share, members = job.new_share, job.members
     if share is None:
@@ -310,14 +353,25 @@ def look(job: JobState, loop: Loop) -> None:
     elif share.acted_in is not None or job.phase is not Phase.RUNNING:
         return
     elif _has_lost(job):
-        members.allowed = frozenset(member.node for member in members.world)
-        _drop(job)
+        _take_back(job)
     elif frozenset(member.node for member in members.world) == members.allowed:
         _drop(job)  # a recovery came first, and took it up
     elif job.move is None and _saved(job, share):
         share.acted_in = job.attempt.number
         _change_size(job)
         loop.report(faults.shared(share.reason, job.attempt.number, job.now_ns()))
+    elif share.optional and job.move is None and _waited_s(job, share) > job.services.pool.horizon_s:
+        _take_back(job)
+
+
+def _waited_s(job: JobState, share: NewShare) -> float:
+    return job.services.clock.monotonic_s() - share.asked_s
+
+
+def _take_back(job: JobState) -> None:
+    """The job stays on the nodes that it has."""
+    job.members.allowed = frozenset(member.node for member in job.members.world)
+    _drop(job)
 
 
 def _drop(job: JobState) -> None:
@@ -360,16 +414,17 @@ def _change_size(job: JobState) -> None:
 
 
 def _saved(job: JobState, share: NewShare) -> bool:
-    """Whether the step is saved that was waited for. No steps are done again to grow."""
+    """Whether the step is saved that was waited for. No steps are done again for what is optional."""
     if not unsaved_work.done(job):
         return True  # there is nothing to save
     if share.asked_in != job.attempt.number:
         share.asked_in = job.attempt.number
         if has_checkpointer(job) and not saves_every_step(job):
             share.newer_than = ask_for_saves(job)
-    saved = restorable_without(job, "")
-    waited_s = job.services.clock.monotonic_s() - share.asked_s
+    waited_s = _waited_s(job, share)
     if is_writing(job) and waited_s < share.wait_s + TORN_S:
         return False
-    grows = len(job.members.allowed or ()) > len(job.members.world)
-    return saved >= 0 and (saved >= share.newer_than or (waited_s >= share.wait_s and not grows))
+    if share.optional:
+        return proven_without(job, "") >= max(share.newer_than, 0)
+    saved = restorable_without(job, "")
+    return saved >= 0 and (saved >= share.newer_than or waited_s >= share.wait_s)

@@ -379,6 +379,9 @@ class ModelPool:
     def row(self, name):
         return next(row for row in self.driver.row()["jobs"] if row["job"] == name)
 
+    def actions(self):
+        return [(each["what"], each["job"]) for each in self.driver.row()["actions"]]
+
     def placed(self, name):
         return self.jobs[name].sharing.placed
 
@@ -409,6 +412,21 @@ def test_what_is_free_is_given_beside_a_change_that_takes_long():
     pool.add(job("q", "premium", 1, order=2))
     pool.look()
     assert {name: pool.changes(name) for name in "bpq"} == {"b": True, "p": True, "q": False}
+
+
+def test_a_job_that_only_waits_for_a_step_to_grow_holds_nothing_back():
+    pool = ModelPool({"x": 1, "y": 1}, [job("g", "basic", 2, least=1, placed={"x": 1})])
+    pool.look()
+    pool.look()
+    assert pool.jobs["g"].sharing.target == {"x": 1, "y": 1}
+    assert pool.actions() == [("grow", "g")]
+    pool.add(job("b", "basic", 1, order=1))
+    pool.look()
+    assert (pool.jobs["g"].sharing.target, pool.jobs["b"].sharing.target) == (None, {"y": 1})
+    pool.finish()
+    pool.add(job("p", "premium", 2, order=2))
+    pool.pass_(4)
+    assert (pool.placed("p"), pool.placed("g"), pool.placed("b")) == ({"x": 1, "y": 1}, {}, {})
 
 
 def test_a_job_that_a_person_stopped_gets_its_promise_anew():
@@ -450,8 +468,7 @@ def test_a_new_hub_gives_no_devices_away_before_running_jobs_have_reported():
     assert pool.row("w")["why_waits"].startswith("the hub has just started")
     pool.add(job("b", "basic", 2, placed={"x": 2}))  # it has run all the time
     pool.pass_(12)
-    done = [(a["what"], a["job"]) for a in pool.driver.row()["actions"]]
-    assert done == [("preempt", "b"), ("start", "w")]
+    assert pool.actions() == [("preempt", "b"), ("start", "w")]
 
 
 @settings(max_examples=40, deadline=None)
@@ -487,5 +504,4 @@ def test_of_jobs_that_wait_for_each_other_the_lower_one_stops_first(monkeypatch)
     monkeypatch.setattr(pool_driver, "decide", lambda *_: plan.pop() if plan else nothing)
     pool.pass_(8)
     assert (pool.placed("s"), pool.placed("b")) == ({"y": 1}, {"x": 1})
-    done = [(a["what"], a["job"]) for a in pool.driver.row()["actions"]]
-    assert done == [("preempt", "b"), ("migrate", "s"), ("migrate", "b")]
+    assert pool.actions() == [("preempt", "b"), ("migrate", "s"), ("migrate", "b")]

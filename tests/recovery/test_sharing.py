@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.protocol.messages import NOT_READ, SaveFrom, SelfCheck, Start, Stop
+from pulsetrain.protocol.messages import NOT_READ, OwnCheckpoint, SaveFrom, SelfCheck, Start, Stop
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
@@ -163,6 +163,77 @@ def test_a_job_wants_no_more_devices_before_its_script_has_gone_on_from_its_own_
         assert fleet.share.demand(0).most == 2
         own.started(1, resumed_step=9)
         assert fleet.share.demand(0).most == 3
+
+    run(scenario)
+
+
+async def grows_by_its_own_checkpoints():
+    """A job on a and b that saves by itself, and is known to read that, is to grow onto c."""
+    fleet = Held("abc", nnodes=3, sizes=(1, 1))
+    await fleet.settle(1.0)
+    fleet.share.give({"a": 1, "b": 1}, "a test", 5.0)
+    await fleet.settle(1.0)
+    await fleet.write_own_checkpoints()
+    fleet.controller.jobs["j"]._state.own_checkpoints.proven = True
+    fleet.share.give({"a": 1, "b": 1, "c": 1}, "a test", 5.0, optional=True)
+    return fleet
+
+
+async def trains(fleet, seconds, step=20):
+    for _ in range(seconds):
+        for agent in fleet.agents.values():
+            agent.steps = dict.fromkeys(agent.steps, step)
+            agent.send_heartbeat()
+        await fleet.settle(1.0)
+
+
+def test_a_change_that_no_promise_needs_waits_for_the_next_checkpoint_and_leaves_the_job_to_the_pool():
+    async def scenario():
+        fleet = await grows_by_its_own_checkpoints()
+        await trains(fleet, 200)
+        assert (fleet.job.attempt, fleet.share.settled) == (0, True)
+        demand = fleet.share.demand(0)
+        assert (demand.busy, demand.placed) == (False, {"a": 1, "b": 1})
+        assert fleet.share.holds() == {"a": 1, "b": 1, "c": 1}
+        assert fleet.share.awaits({"a": 1, "b": 1, "c": 1})
+        fleet.agents["a"].writes(OwnCheckpoint(step=19, bytes=7, path="/c/ckpt.pt", written_ns=19))
+        await trains(fleet, 3)
+        await fleet.wait_for_launch()
+        assert (fleet.job.attempt, [m.node for m in fleet.job.world]) == (1, ["a", "b", "c"])
+
+    run(scenario)
+
+
+def test_a_change_whose_checkpoint_does_not_come_is_decided_anew_after_half_an_hour():
+    async def scenario():
+        fleet = await grows_by_its_own_checkpoints()
+        fleet.clock.now_s += POOL.horizon_s
+        await trains(fleet, 2)
+        assert fleet.controller.jobs["j"]._state.new_share is None
+        assert fleet.share.holds() == {"a": 1, "b": 1}
+
+    run(scenario)
+
+
+def test_a_change_that_waits_is_replaced_by_what_the_pool_wants_now():
+    async def scenario():
+        fleet = await grows_by_its_own_checkpoints()
+        await trains(fleet, 2)
+        fleet.share.stop("premium job p needs devices", 0.0)
+        await fleet.settle(1.0)
+        assert (fleet.job.phase, fleet.share.holds()) == (Phase.PREEMPTED, {})
+
+    run(scenario)
+
+
+def test_a_change_that_no_promise_needs_stops_no_script_that_may_not_read_its_checkpoint():
+    async def scenario():
+        fleet = await grows_by_its_own_checkpoints()
+        fleet.controller.jobs["j"]._state.own_checkpoints.proven = False
+        fleet.agents["a"].writes(OwnCheckpoint(step=19, bytes=7, path="/c/ckpt.pt", written_ns=19))
+        await trains(fleet, 5)
+        assert fleet.share.demand(0).may_lose_all
+        assert fleet.job.attempt == 0
 
     run(scenario)
 

@@ -16,7 +16,8 @@ class Allocation:
     """Free devices of each node and blocks of each job. `why` says of each changed job what for.
 
     Blocks on nodes that the pool does not have are left out: their jobs are `lost`. `floors` has the blocks
-    that are promised. Moving jobs together for one without a promise failed for `stuck` devices.
+    that are promised. Moving jobs together for one without a promise failed for `stuck` devices. `optional`
+    names jobs that change, and whose change nobody's promise needs.
     """
 
     def __init__(self, slots: Mapping[str, int], jobs: Iterable[JobDemand], prices: Prices) -> None:
@@ -29,6 +30,7 @@ class Allocation:
         self._log: list[tuple[JobDemand, str, int]] = []
         self.on: dict[str, set[str]] = defaultdict(set)
         self.why: dict[str, str] = {}
+        self.optional: set[str] = set()
         self.before = {job.name: job.placed for job in self.jobs.values()}
         for job in self.jobs.values():
             held = {node: blocks for node, blocks in job.placed.items() if node in self.free and blocks > 0}
@@ -99,6 +101,14 @@ class Allocation:
         while len(self._log) > length:
             job, node, blocks = self._log.pop()
             self._add(job, node, -blocks)
+
+    def change(self, job: JobDemand, why: str, *, optional: bool) -> None:
+        """Note what a job changes for. Where something else needs that too, it is not optional."""
+        if not optional:
+            self.optional.discard(job.name)
+        elif job.name not in self.why:
+            self.optional.add(job.name)
+        self.why[job.name] = why
 
     def _change(self, node: str, devices: int) -> None:
         self._by_free[self.free[node]].discard(node)

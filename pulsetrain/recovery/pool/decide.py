@@ -34,7 +34,7 @@ class PoolAction:
     """What changes for one job. `before` and `after` are blocks by node. `reason` says what for.
 
     `price_device_s` is what its pause costs: devices that it keeps, times seconds. The first start costs
-    nothing.
+    nothing. `optional`: nobody's promise needs it, so the job may wait for its next checkpoint.
     """
 
     what: What
@@ -43,6 +43,7 @@ class PoolAction:
     after: Mapping[str, int]
     reason: str
     price_device_s: float
+    optional: bool = False
 
     def row(self) -> dict[str, object]:
         """As an event and as the API show it."""
@@ -136,6 +137,7 @@ def _give_floor(allocation: Allocation, job: JobDemand) -> None:
     wanted = max(floor, job.fit(before) if before > size else 0)
     if wanted <= size and job.fit(size) == size:
         return
+    allocation.optional.discard(job.name)
     why = LOST if lost else "its promised share"
     for blocks in sorted({wanted, floor} - {size}, reverse=True):
         if blocks > size and _make_room(allocation, job, blocks - size):
@@ -224,7 +226,12 @@ def _grow(allocation: Allocation, job: JobDemand) -> None:
 
 
 def _leave_failing(allocation: Allocation, job: JobDemand) -> None:
-    """Move a job off machines that are failing, as far as others have room for it. Else it trains on."""
+    """Move a job off machines that are failing, as far as others have room for it. Else it trains on.
+
+    So does one that a stop may cost all its steps: a failure would cost it no more.
+    """
+    if job.may_lose_all:
+        return
     for node in sorted(job.failing & allocation.placed[job.name].keys()):
         mark, blocks = allocation.mark(), allocation.placed[job.name][node]
         allocation.remove(job, node, blocks)
@@ -235,7 +242,7 @@ def _leave_failing(allocation: Allocation, job: JobDemand) -> None:
                 break
             allocation.add(job, to, 1)
         else:
-            allocation.why[job.name] = f"{node} is failing"
+            allocation.change(job, f"{node} is failing", optional=True)
 
 
 def _decision(allocation: Allocation, promised: frozenset[str]) -> Decision:
@@ -249,14 +256,24 @@ def _decision(allocation: Allocation, promised: frozenset[str]) -> Decision:
         what = _what(sum(before.values()), sum(after.values()))
         first = what == "start" and job.still_s == float("inf")
         price = 0.0 if first else max(sum(after.values()), 1) * job.unit * allocation.prices.pause_s
-        reason = allocation.why.get(name, LOST)
         actions.append(
             PoolAction(
-                what=what, job=name, before=before, after=dict(after), reason=reason, price_device_s=price
+                what=what,
+                job=name,
+                before=before,
+                after=dict(after),
+                reason=allocation.why.get(name, LOST),
+                price_device_s=price,
+                optional=name in allocation.optional or _only_adds(before, after),
             )
         )
     actions.sort(key=lambda action: (_GIVES.index(action.what), action.job))
     return Decision(actions=tuple(actions), promised=promised, waiting=waiting)
+
+
+def _only_adds(before: Mapping[str, int], after: Mapping[str, int]) -> bool:
+    """Whether a job keeps all that it has, so that nobody else gets anything by its change."""
+    return bool(before) and all(after.get(node, 0) >= blocks for node, blocks in before.items())
 
 
 _GIVES: tuple[What, ...] = ("preempt", "shrink", "migrate", "grow", "start")

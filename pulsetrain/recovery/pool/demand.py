@@ -60,7 +60,7 @@ class JobDemand:
     guarantee was given. `nodes` are those that it can run on, with the most blocks there, None for any.
     `may_lose_s` is how long it may stand still in its present hour without falling below its guarantee.
     `still_s` is the time since it was changed. A job that is `busy` is left alone. It is to leave `failing`
-    nodes where others are free.
+    nodes where others are free. One that `may_lose_all` by a stop is stopped for a promise alone.
     """
 
     name: str
@@ -77,6 +77,7 @@ class JobDemand:
     still_s: float = math.inf
     busy: bool = False
     failing: frozenset[str] = frozenset()
+    may_lose_all: bool = False
 
     @property
     def size(self) -> int:

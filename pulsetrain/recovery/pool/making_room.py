@@ -148,7 +148,7 @@ def _take(allocation: Allocation, taking: Taking, job: JobDemand) -> None:
     here = allocation.placed[other.name].get(taking.node, 0)
     allocation.remove(other, taking.node, min(here, size - left))
     drop(allocation, other, allocation.size(other) - left)
-    allocation.why[other.name] = why
+    allocation.change(other, why, optional=False)
 
 
 def drop(allocation: Allocation, job: JobDemand, blocks: int) -> None:
@@ -202,8 +202,9 @@ def defragment(allocation: Allocation, job: JobDemand, blocks: int) -> bool:
     if missing > 0 or not _worth(allocation, job, blocks, {other.name for other, _, _ in done}):
         allocation.undo(mark)
         return False
-    for other, _, _ in done:
-        allocation.why[other.name] = f"makes room for {job.tier} job {job.name}"
+    why = f"makes room for {job.tier} job {job.name}"
+    for other in {other.name: other for other, _, _ in done}.values():
+        allocation.change(other, why, optional=not job.promised)
     return True
 
 
@@ -225,7 +226,8 @@ def _clearing(allocation: Allocation, job: JobDemand, node: str) -> Clearing | N
 
 def _movable(allocation: Allocation, other: JobDemand, job: JobDemand) -> bool:
     prices = allocation.prices
-    calm = other.still_s >= prices.grow_after_s or job.promised
+    calm = other.still_s >= prices.grow_after_s and not other.may_lose_all
+    calm = calm or job.promised
     return not other.busy and calm and other.name != job.name and other.may_lose_s >= prices.pause_s
 
 

@@ -34,10 +34,10 @@ def fits(change: Change, used: Mapping[str, int], devices: Devices) -> bool:
     >>> fits(Change(job="j", held={}, after={"x": 2}), {"x": 3}, lambda host: 4)
     False
     """
-    return not _full(change, used, devices)
+    return not full(change, used, devices)
 
 
-def _full(change: Change, used: Mapping[str, int], devices: Devices) -> set[str]:
+def full(change: Change, used: Mapping[str, int], devices: Devices) -> set[str]:
     """The hosts where a job cannot take what it is given yet."""
     return {host for host, more in change.more().items() if used.get(host, 0) + more > devices(host)}
 
@@ -64,5 +64,5 @@ def tied(changes: Sequence[Change], used: Mapping[str, int], devices: Devices) -
         if len(possible) == len(left):
             break
         left = possible
-    wanted = {host for change in left for host in _full(change, used, devices)}
+    wanted = {host for change in left for host in full(change, used, devices)}
     return [change for change in left if change.leaves(wanted)]

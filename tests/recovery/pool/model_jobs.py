@@ -9,17 +9,22 @@ from pulsetrain.core.errors import UsageError
 
 
 class ModelShare:
-    """What one job holds. A change takes until `finish`, ranks that were left until the next one."""
+    """What one job holds. A change takes until `finish`, ranks that were left until the next one.
+
+    One that is `optional` waits until then, and can be changed otherwise.
+    """
 
     def __init__(self, demand):
         self.base, self.placed, self.target = demand, dict(demand.placed), None
+        self.optional = False
         self.late = Counter()
         self.wanted, self.kept_stopped = True, False
         self.done = []
 
     tier = property(lambda self: self.base.tier)
     unit = property(lambda self: self.base.unit)
-    settled = property(lambda self: self.target is None)
+    waits_for_step = property(lambda self: self.target is not None and self.optional)
+    settled = property(lambda self: self.target is None or self.optional)
     resting = property(lambda self: self.target is None and not self.placed)
 
     def holds(self):
@@ -35,7 +40,8 @@ class ModelShare:
         return float(bool(self.placed))
 
     def demand(self, order):
-        return replace(self.base, order=order, placed=dict(self.holds()), busy=not self.settled)
+        placed = self.placed if self.waits_for_step else self.holds()
+        return replace(self.base, order=order, placed=dict(placed), busy=not self.settled)
 
     def write(self, kind, detail):
         self.done.append((kind, detail))
@@ -43,13 +49,23 @@ class ModelShare:
     def stop(self, reason, wait_s):
         self._change({})
 
-    def give(self, blocks, reason, wait_s):
-        self._change(dict(blocks))
+    def give(self, blocks, reason, wait_s, *, optional=False):
+        self._change(dict(blocks), optional=optional)
 
-    def _change(self, blocks):
+    def _change(self, blocks, *, optional=False):
         if not self.settled:
             raise UsageError("it changes already")
-        self.target = blocks
+        self.target, self.optional = blocks, optional
+
+    def awaits(self, blocks):
+        return self.waits_for_step and self.target == blocks
+
+    def give_way(self, hosts):
+        new = Counter(self.target or {}) - Counter(self.placed)
+        gives_way = self.waits_for_step and any(host in hosts for host in new)
+        if gives_way:
+            self.target = None
+        return gives_way
 
     def finish(self):
         self.late = Counter()

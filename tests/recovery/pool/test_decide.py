@@ -45,6 +45,26 @@ def test_a_job_leaves_a_failing_machine_only_for_one_that_is_free():
     assert carry_out({"x": 2, "y": 1}, [ill])[1].actions == ()
 
 
+def test_a_job_that_a_stop_may_cost_all_its_steps_leaves_no_failing_machine_by_that():
+    ill = job("b", "basic", 1, placed={"x": 1}, failing=frozenset("x"))
+    assert rows(carry_out({"x": 1, "y": 1}, [ill])[1]) == [("migrate", "b", {"y": 1})]
+    assert rows(carry_out({"x": 1, "y": 1}, [replace(ill, may_lose_all=True)])[1]) == []
+
+
+def optional(slots, jobs):
+    return {action.job: action.optional for action in carry_out(slots, jobs)[1].actions}
+
+
+def test_a_change_is_optional_where_no_promise_needs_it():
+    small = job("s", "basic", 2, least=1, placed={"x": 1}, still_s=1e9)
+    assert optional({"x": 2}, [small]) == {"s": True}  # it grows
+    assert optional({"x": 1, "y": 1}, [replace(small, most=1, failing=frozenset("x"))]) == {"s": True}
+    two = [job(name, "basic", 1, placed={node: 1}, still_s=1e9) for name, node in ("ax", "by")]
+    room = {"x": 2, "y": 2}
+    assert optional(room, [*two, job("w", "basic", 1, unit=2, order=9)]) == {"a": True, "w": False}
+    assert optional(room, [*two, job("p", "premium", 1, unit=2, order=9)]) == {"a": False, "p": False}
+
+
 def test_nobody_grows_or_starts_on_a_failing_machine():
     """Also not the job that has just left it."""
     ill = job("b", "basic", 3, least=2, placed={"x": 1, "y": 1}, failing=frozenset("x"), still_s=1e9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,6 +35,14 @@ def test_jobs_that_were_just_changed_are_not_moved_for_a_basic_job():
     before = state(allocation)
     assert not defragment(allocation, whole, 1)
     assert state(allocation) == before
+
+
+@pytest.mark.parametrize(("tier", "moves"), [("basic", False), ("premium", True)])
+def test_a_job_that_a_move_may_cost_all_its_steps_is_moved_for_a_promise_alone(tier, moves):
+    small = [job(n, "basic", 1, placed={n: 1}, may_lose_all=True) for n in "ab"]
+    whole = job("w", tier, 1, unit=2, promised=tier == "premium")
+    allocation = Allocation({"a": 2, "b": 2}, [*small, whole], EAGER)
+    assert defragment(allocation, whole, 1) == moves
 
 
 def test_nothing_moves_where_pauses_cost_more_than_they_bring():
