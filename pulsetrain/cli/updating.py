@@ -119,4 +119,6 @@ def sentence(answer: JsonObject) -> str:
     at = f"at the latest {clock(answer['until_ns'])} UTC"
     latest = "or at the next saved step" if answer["now"] else at
     told = f"{job}: update {number} {where} with the next restart, {latest}."
+    risk = answer.get("risk", "")  # an older hub says none
+    told += f" {risk[0].upper()}{risk[1:]}." if risk else ""
     return f"{told} {price_sentence(answer)}".rstrip() if dry else told

@@ -414,7 +414,14 @@ class Job:
         state = self._state
         why_not = updating.refusal(state, request)
         within_s = self._services.policy.update_within_s
-        answer = update_preview.preview(self.snapshot(), request, why_not, within_s=within_s, dry_run=dry_run)
+        answer = update_preview.preview(
+            self.snapshot(),
+            request,
+            why_not,
+            updating.may_lose(state, request),
+            within_s=within_s,
+            dry_run=dry_run,
+        )
         if not dry_run:
             updating.begin(state, request, self._loop)
         return answer

@@ -117,10 +117,15 @@ def _move(job: JobState, request: MoveRequest) -> Move:
     return Move(request=request, asked_ns=job.now_ns(), asked_s=now_s, newer_than=job.last_step)
 
 
-def begin_update(job: JobState, reason: str, actor: str, loop: Loop) -> None:
-    """Stop the job at a saved step so that an update of its program comes into force."""
+def begin_update(job: JobState, reason: str, actor: str, loop: Loop, *, saved_step: int = -1) -> None:
+    """Stop the job at a saved step so that an update of its program comes into force.
+
+    `saved_step` is one that the script has just saved by itself, -1 where a newer one is waited for.
+    """
     wait_s = min(job.services.policy.checkpoint_patience_s, LONGEST_S)
     job.move = _move(job, MoveRequest(what="update", reason=reason, actor=actor, wait_s=wait_s))
+    if saved_step >= 0:
+        job.move.newer_than = saved_step
     look(job, loop)
 
 
@@ -257,11 +262,12 @@ def _why_begins_anew(job: JobState, request: MoveRequest) -> str:
 
     Of a migration nobody can want that: who does evicts the node.
     """
-    if request.lose_progress or request.what == "update":
+    if request.lose_progress:
         return ""
-    if request.what == "preempt":
+    if request.what in ("preempt", "update"):
         lost = unsaved_work.lost_now(job)
-        told = f"{lost} would be lost (allow it: --lose-progress)"
+        told = f"{lost} would be lost"
+        told += " (allow it: --lose-progress)" if request.what == "preempt" else ""
         return f"job {job.name!r} has no checkpoint: {told}" if lost else ""
     done = unsaved_work.done(job)
     if not done or (job.can_resume() and restorable_without(job, request.node) >= 0):

@@ -15,8 +15,8 @@ class UpdatePreview(TypedDict):
     what waits.
 
     `until_ns` is when the update stops the job at the latest, 0 for a cancellation. `price` is that of a stop
-    of its own at a saved step. An update that is merged into a restart costs nothing. `why_not`: why it
-    cannot be done.
+    of its own, `lost_steps` are those that it may cost, and `risk` says when, "" where it costs none. An
+    update that is merged into a restart costs nothing. `why_not`: why it cannot be done.
     """
 
     job: str
@@ -28,6 +28,8 @@ class UpdatePreview(TypedDict):
     until_ns: int
     now: bool
     step: int
+    lost_steps: int
+    risk: str
     price: Price
     dry_run: bool
     can_do: bool
@@ -35,9 +37,18 @@ class UpdatePreview(TypedDict):
 
 
 def preview(
-    job: JobSnapshot, request: UpdateRequest, why_not: str, *, within_s: float, dry_run: bool
+    job: JobSnapshot,
+    request: UpdateRequest,
+    why_not: str,
+    may_lose: tuple[int, str],
+    *,
+    within_s: float,
+    dry_run: bool,
 ) -> UpdatePreview:
-    """What happens to `job`. The update waits for `within_s` seconds where the request does not say."""
+    """What happens to `job`. The update waits for `within_s` seconds where the request does not say.
+
+    `may_lose` are the steps that it may cost, and when.
+    """
     pending, now_ns = job.updates.pending, job.now_ns
     program, until_ns = (pending.program if pending else job.updates.in_force), 0
     if request.what != "cancel":
@@ -54,7 +65,9 @@ def preview(
         "until_ns": until_ns,
         "now": request.what != "cancel" and until_ns <= now_ns,
         "step": job.last_step,
-        "price": restart_cost.of_stop(job, lost_steps=0),
+        "lost_steps": may_lose[0],
+        "risk": may_lose[1],
+        "price": restart_cost.of_stop(job, lost_steps=may_lose[0]),
         "dry_run": dry_run,
         "can_do": not why_not,
         "why_not": why_not,

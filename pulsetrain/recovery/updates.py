@@ -15,13 +15,17 @@ End = Literal["in_force", "rolled_back", "cancelled"]
 
 @dataclass(frozen=True, kw_only=True)
 class PendingUpdate:
-    """An update that no attempt was launched with. It stops the job at `until_ns`, if nothing else did."""
+    """An update that no attempt was launched with. It stops the job at `until_ns`, if nothing else did.
+
+    `now`: a person wants it with the next saved step, whatever that costs.
+    """
 
     program: ProgramUpdate
     reason: str
     actor: str
     asked_ns: int
     until_ns: int
+    now: bool = False
 
     def merged(self, later: PendingUpdate) -> PendingUpdate:
         """Both as one. The later one was built on this one. The earlier of both times holds."""
@@ -31,6 +35,7 @@ class PendingUpdate:
             actor=later.actor,
             asked_ns=self.asked_ns,
             until_ns=min(self.until_ns, later.until_ns),
+            now=self.now or later.now,
         )
 
 
@@ -65,7 +70,9 @@ class UpdateOutcome:
 class Updates:
     """The updates of one job. `in_force` is good, `before` is what was good before it.
 
-    `number` is that of the newest update. `recalled`: an earlier hub has kept this.
+    `number` is that of the newest update. `recalled`: an earlier hub has kept this. `own_step` is the newest
+    step that the script had saved by itself when the job was last looked at, None before that. `why_waits`
+    says why an update that is due does not stop the job.
     """
 
     number: int = 0
@@ -75,6 +82,8 @@ class Updates:
     trial: Trial | None = None
     outcome: UpdateOutcome | None = None
     recalled: bool = False
+    own_step: int | None = None
+    why_waits: str = ""
 
     @property
     def changes_program(self) -> bool:
@@ -102,6 +111,7 @@ class Updates:
         self.number += 1
         asked = self.would_wait(request, self.number, now_ns, within_s)
         self.pending = self.pending.merged(asked) if self.pending is not None else asked
+        self.own_step = None
         return self.pending
 
     def would_wait(self, request: UpdateRequest, number: int, now_ns: int, within_s: float) -> PendingUpdate:
@@ -113,6 +123,7 @@ class Updates:
             actor=request.actor,
             asked_ns=now_ns,
             until_ns=now_ns + int(wait_s * 1e9),
+            now=wait_s == 0,
         )
 
     def _changed(self, request: UpdateRequest, number: int) -> ProgramUpdate:
@@ -172,7 +183,8 @@ def row(updates: Updates) -> dict[str, object] | None:
     """The newest update as status shows it, None where there was none.
 
     `state` is "waiting", "trying", or how it ended. `until_ns` is when it stops the job, 0 where it waits no
-    more. `why` says why it ended so. `in_force` is what is launched where nothing waits or is tried.
+    more. `why` says why it ended so, or why one that is due does not stop the job. `in_force` is what is
+    launched where nothing waits or is tried.
     """
     if not updates.number:
         return None
@@ -189,7 +201,11 @@ def row(updates: Updates) -> dict[str, object] | None:
         "asked_ns": update.asked_ns if update else 0,
         "until_ns": waiting.until_ns if waiting else 0,
         "failed_attempts": list(trial.failures) if trial else [],
-        "why": outcome.why if outcome is not None and update is None else "",
+        "why": outcome.why
+        if outcome is not None and update is None
+        else updates.why_waits
+        if waiting
+        else "",
         "in_force": shown(updates.in_force),
         "last": asdict(outcome) if outcome is not None else None,
     }

@@ -16,6 +16,7 @@ from pulsetrain.recovery import moving, unsaved_work
 from pulsetrain.recovery.back_off import COUNTED
 from pulsetrain.recovery.record import Fault, Recovery
 from pulsetrain.recovery.restarts import Restarts
+from pulsetrain.recovery.saves import has_checkpointer, proven_without, restorable_without
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
 from pulsetrain.recovery.update_request import UpdateRequest
@@ -27,6 +28,8 @@ USAGE_EXIT = 2
 MOST_LAUNCHES = 10
 """of an update that is never good. Lost nodes do not count as its failures, and must not go on for ever."""
 NO_CHECKPOINT = "the job has no checkpoint to go on from"
+NOT_PROVEN = "no restart has shown yet that the script goes on from its own checkpoint"
+NEXT_OWN = "the script saves by itself, and its next checkpoint is waited for"
 
 
 class Loop(Protocol):
@@ -93,9 +96,26 @@ def _cancel(job: JobState, request: UpdateRequest) -> None:
 def why_waits(job: JobState) -> str:
     """Why an update that is due does not stop the job, "" where it is not due or does."""
     pending = job.updates.pending
-    if pending is None or job.now_ns() < pending.until_ns or job.phase is not Phase.RUNNING:
+    if pending is None or job.now_ns() < pending.until_ns or job.phase is not Phase.RUNNING or job.move:
         return ""
-    return "" if job.can_resume() else NO_CHECKPOINT
+    if not _goes_on(job, pending):
+        return NOT_PROVEN if job.can_resume() else NO_CHECKPOINT
+    return "" if pending.now or has_checkpointer(job) else NEXT_OWN
+
+
+def may_lose(job: JobState, request: UpdateRequest) -> tuple[int, str]:
+    """How many steps a stop that is wanted now may cost, and where that is. 0 and "" where it costs none."""
+    done = job.last_step + 1
+    if request.what == "cancel" or request.within_s != 0 or has_checkpointer(job) or not done:
+        return 0, ""
+    if proven_without(job, "") < 0:
+        return done, f"{NOT_PROVEN}: all {done} steps may be lost"
+    lost = max(job.last_step - restorable_without(job, ""), 0)
+    wait_s = job.services.policy.checkpoint_patience_s
+    return (
+        lost,
+        f"{lost} steps are done again if the script saves nothing within {wait_s:g} s" if lost else "",
+    )
 
 
 def look(job: JobState, loop: Loop) -> None:
@@ -103,16 +123,29 @@ def look(job: JobState, loop: Loop) -> None:
     trial, pending = job.updates.trial, job.updates.pending
     if trial is not None and job.phase is Phase.RUNNING and _is_good(job, trial, job.last_step):
         _confirm(job, trial)
-    if pending is None or job.now_ns() < pending.until_ns or not _may_stop(job):
+    job.updates.why_waits = why_waits(job)
+    if pending is None or job.now_ns() < pending.until_ns:
         return
-    moving.begin_update(job, pending.reason, pending.actor, loop)
+    before, own_step = job.updates.own_step, job.own_checkpoints.resumable_step()
+    job.updates.own_step = own_step
+    if not _may_stop(job, pending):
+        return
+    if pending.now or has_checkpointer(job):
+        moving.begin_update(job, pending.reason, pending.actor, loop)
+    elif before is not None and before != own_step:
+        moving.begin_update(job, pending.reason, pending.actor, loop, saved_step=own_step)
 
 
-def _may_stop(job: JobState) -> bool:
+def _may_stop(job: JobState, pending: PendingUpdate) -> bool:
     """Whether the job trains, nothing else is about to stop it, and it has something to go on from."""
     stops = (job.move, job.new_share, job.recovery, job.hangs.pending)
     trains = job.phase is Phase.RUNNING and job.attempt.first_step_done
-    return trains and job.can_resume() and all(stop is None for stop in stops)
+    return trains and _goes_on(job, pending) and all(stop is None for stop in stops)
+
+
+def _goes_on(job: JobState, pending: PendingUpdate) -> bool:
+    """Whether the job goes on from a saved step. Where nobody wants it now, that must be certain."""
+    return (restorable_without(job, "") if pending.now else proven_without(job, "")) >= 0
 
 
 def take(job: JobState, base_step: int) -> None:

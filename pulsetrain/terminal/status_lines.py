@@ -95,7 +95,8 @@ def update_line(update: JsonObject, now_ns: int) -> str:
         return f"{who}: is tried{f', {failed} attempts failed' if failed else ''}"
     left_ns = update["until_ns"] - now_ns
     when = f"at the latest in {duration(left_ns)}" if left_ns > 0 else "or for the next saved step"
-    return f"{who}: waits for the next restart, {when}"
+    why = f": {printable(update['why'])}" if update["why"] else ""
+    return f"{who}: waits for the next restart, {when}{why}"
 
 
 def tells_instrumentation(job: JsonObject) -> bool:

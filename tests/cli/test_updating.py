@@ -16,7 +16,8 @@ PATH = "/v1/jobs/gpt/updates"
 ANSWER = {
     "job": "gpt", "what": "apply", "state": "running", "number": 3, "argv": ["train.py"], "environment": [],
     "until_ns": 1_800_000_000_000_000_000, "now": False, "step": 12, "dry_run": False, "can_do": True,
-    "why_not": "", "price": {"stop_s": None, "lost_gpu_s": None, "ettr_1h_change": None},
+    "why_not": "", "lost_steps": 0, "risk": "",
+    "price": {"stop_s": None, "lost_gpu_s": None, "ettr_1h_change": None},
 }  # fmt: skip
 PRICE = {"stop_s": 30.0, "lost_gpu_s": 3600.0, "ettr_1h_change": -0.01}
 
@@ -26,6 +27,7 @@ PRICE = {"stop_s": 30.0, "lost_gpu_s": 3600.0, "ettr_1h_change": -0.01}
     [
         ({}, "update 3 comes into force with the next restart, at the latest"),
         ({"now": True}, "comes into force with the next restart, or at the next saved step."),
+        ({"now": True, "risk": "all 9 steps may be lost"}, "saved step. All 9 steps may be lost."),
         ({"dry_run": True}, "would come into force"),
         ({"dry_run": True, "price": PRICE}, "GPU hour"),
         ({"what": "cancel", "dry_run": True}, "update 3 would be taken back."),

@@ -3,7 +3,8 @@
 import pytest
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.protocol.messages import Leave, SaveFrom, Start, Stop
+from pulsetrain.protocol.messages import Leave, OwnCheckpoint, SaveFrom, Start, Stop
+from pulsetrain.recovery import updates
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.transitions import Phase
@@ -148,6 +149,83 @@ def test_an_urgent_update_that_would_lose_all_steps_is_refused():
         await job.wait(10)
         assert job.fleet.job.phase is Phase.RUNNING
         assert job.fleet.job.attempt == 0
+
+    run(scenario)
+
+
+async def saves_by_itself(*, proven):
+    """The script has saved step 9 by itself, and all ranks are at step 12."""
+    job = Job("ab")
+    await job.fleet.form()
+    await job.fleet.write_own_checkpoints()
+    job.fleet.controller.jobs["j"]._state.own_checkpoints.proven = proven
+    return job
+
+
+async def saves(job, step, at):
+    job.fleet.agents["a"].writes(OwnCheckpoint(step=step, bytes=7, path="/c/ckpt.pt", written_ns=step))
+    for agent in job.fleet.agents.values():
+        agent.steps = dict.fromkeys(agent.steps, at)
+        agent.send_heartbeat()
+    await job.wait(8)
+    await job.fleet.wait_for_launch()
+
+
+def test_an_update_that_nobody_wants_now_stops_no_script_that_may_not_read_its_checkpoint():
+    async def scenario():
+        job = await saves_by_itself(proven=False)
+        await job.ask(within_s=1.0)
+        await job.wait(10)
+        await saves(job, 19, 21)
+        assert (job.fleet.job.attempt, job.fleet.job.move) == (0, None)
+        assert "no restart has shown yet" in updates.row(job.row)["why"]
+        answer = await job.ask(within_s=0.0)
+        assert (answer["lost_steps"], answer["can_do"]) == (22, True)
+        assert answer["risk"].endswith("all 22 steps may be lost")
+        await saves(job, 29, 31)
+        assert job.launched().number == 2
+
+    run(scenario)
+
+
+def test_an_update_that_nobody_wants_now_waits_for_the_next_checkpoint_of_the_script():
+    async def scenario():
+        job = await saves_by_itself(proven=True)
+        await job.ask(within_s=1.0)
+        await job.wait(600)
+        assert (job.fleet.job.attempt, job.fleet.job.move) == (0, None)
+        assert "its next checkpoint is waited for" in updates.row(job.row)["why"]
+        await saves(job, 19, 21)
+        assert (job.fleet.job.attempt, job.launched().number) == (1, 1)
+        assert updates.row(job.row)["why"] == ""
+
+    run(scenario)
+
+
+def test_an_urgent_update_says_what_it_costs_where_the_script_saves_by_itself():
+    async def scenario():
+        job = await saves_by_itself(proven=True)
+        answer = await job.ask(within_s=0.0, dry_run=True)
+        assert (answer["lost_steps"], answer["risk"]) == (
+            3, "3 steps are done again if the script saves nothing within 120 s",
+        )  # fmt: skip
+        assert (await job.ask(dry_run=True))["risk"] == ""
+
+    run(scenario)
+
+
+def test_an_update_whose_checkpoint_is_gone_in_the_end_stops_nothing():
+    async def scenario():
+        job = Job("ab")
+        await job.train(9)
+        await job.ask(within_s=0.0)
+        for agent in job.fleet.agents.values():
+            agent.held = ()
+            agent.send_heartbeat()
+        await job.wait(130)
+        assert (job.fleet.job.attempt, job.fleet.job.move) == (0, None)
+        assert "10 steps would be lost" in job.last("update_dropped")["why_not"]
+        assert job.row.pending is not None
 
     run(scenario)
 

@@ -60,6 +60,10 @@ def test_a_job_that_was_over_at_once_does_not_say_how_it_was_instrumented(descri
             " of ann (a fix): waits for the next restart, at the latest in 2 h 00 min",
         ),
         ({"state": "waiting"}, " of ann (a fix): waits for the next restart, or for the next saved step"),
+        (
+            {"state": "waiting", "why": "it has no checkpoint"},
+            " of ann (a fix): waits for the next restart, or for the next saved step: it has no checkpoint",
+        ),
         ({"state": "trying"}, " of ann (a fix): is tried"),
         (
             {"state": "trying", "failed_attempts": ["exit code 1"]},
