@@ -12,6 +12,7 @@ from signal import Signals
 from pulsetrain.diagnostics.node_check import LEVELS
 from pulsetrain.protocol.messages import DumpStacks, Leave, Profile, ReadRas, Reply, Stop
 from pulsetrain.recovery import (
+    another_run,
     arithmetic_checks,
     away_state,
     checks,
@@ -329,6 +330,7 @@ async def replace(job: JobState) -> Outcome:
         job.first_attempt = -1
         updating.forget_another_run(job)
         job.hangs.forget_another_run()
+        another_run.forget_own_checkpoints(job)
     if job.phase is Phase.STARTING:
         elasticity.take_size(job)
     if job.phase is Phase.WAITING and (away_state.awaited(job) or returning.awaited(job)):

@@ -10,6 +10,7 @@ from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.messages import FirstStep, Heartbeat, Hello, Leaving, RankExit, Reply
 from pulsetrain.recovery import (
     actions,
+    another_run,
     arithmetic_checks,
     begun_anew,
     device_resizing,
@@ -284,6 +285,7 @@ class Job:
         begun_anew.look(state, self._loop)
         state.rate.note(state.last_step, now_s)
         state.note_time()
+        another_run.look(state, now_s - self._joined_s)
         moving.look(state, self._loop)
         updating.look(state, self._loop)
         sharing.look(state, self._loop)

@@ -106,6 +106,7 @@ class JobState:
         self.members = Membership()
         self.attempt = Attempt()
         self.first_attempt = -1  # of this run of the job, -1: none was launched
+        self.inherits = False  # what an earlier hub knew, and this may be another run
         self.run = ""  # names this run, "" where it began under an older hub
         self.recovery: Recovery | None = None
         self.to_evict: dict[str, Fault] = {}
@@ -165,6 +166,7 @@ class JobState:
         if memory.world is not None:
             self.attempt.number, self.members.before = memory.world.attempt, memory.world
             self.first_attempt, self.run = memory.world.first_attempt, memory.world.run
+            self.inherits = True
 
     def settle_run(self) -> None:
         """Give the run no name where an agent of the world is too old: files of all ranks have one name.
