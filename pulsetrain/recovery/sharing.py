@@ -273,12 +273,10 @@ class JobShare:
 
     def stop(self, reason: str, wait_s: float) -> None:
         """Pre-empt the job. Raises `UsageError` where that cannot be done now."""
-        request, waits = (
-            MoveRequest(what="preempt", reason=reason, actor=ACTOR, wait_s=wait_s),
-            self.waits_for_step,
-        )
+        request = MoveRequest(what="preempt", reason=reason, actor=ACTOR, wait_s=wait_s)
+        changes = self.waits_for_step
         moving.begin(self._state, request, self._loop)
-        if waits:
+        if changes:
             _take_back(self._state)
 
     def awaits(self, blocks: Mapping[str, int]) -> bool:

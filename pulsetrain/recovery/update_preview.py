@@ -15,8 +15,8 @@ class UpdatePreview(TypedDict):
     what waits.
 
     `until_ns` is when the update stops the job at the latest, 0 for a cancellation. `price` is that of a stop
-    of its own, `lost_steps` are those that it may cost, and `risk` says when, "" where it costs none. An
-    update that is merged into a restart costs nothing. `why_not`: why it cannot be done.
+    of its own, `lost_steps` are those that it may cost, and `risk` says when, or why the job is not stopped.
+    An update that is merged into a restart costs nothing. `why_not`: why it cannot be done.
     """
 
     job: str

@@ -104,12 +104,19 @@ def why_waits(job: JobState) -> str:
 
 
 def may_lose(job: JobState, request: UpdateRequest) -> tuple[int, str]:
-    """How many steps a stop that is wanted now may cost, and where that is. 0 and "" where it costs none."""
-    done = job.last_step + 1
-    if request.what == "cancel" or request.within_s != 0 or has_checkpointer(job) or not done:
+    """How many steps a stop for the update may cost, and where that is. 0 and "" where it costs none.
+
+    Also why a job is not stopped where nobody wants that now.
+    """
+    done, now = job.last_step + 1, request.within_s == 0
+    if request.what == "cancel" or has_checkpointer(job) or not done or not job.can_resume():
         return 0, ""
     if proven_without(job, "") < 0:
-        return done, f"{NOT_PROVEN}: all {done} steps may be lost"
+        if now:
+            return done, f"{NOT_PROVEN}: all {done} steps may be lost"
+        return 0, f"{NOT_PROVEN}: until then the job is not stopped for it"
+    if not now:
+        return 0, ""
     lost = max(job.last_step - restorable_without(job, ""), 0)
     wait_s = job.services.policy.checkpoint_patience_s
     return (

@@ -174,7 +174,9 @@ async def saves(job, step, at):
 def test_an_update_that_nobody_wants_now_stops_no_script_that_may_not_read_its_checkpoint():
     async def scenario():
         job = await saves_by_itself(proven=False)
-        await job.ask(within_s=1.0)
+        answer = await job.ask(within_s=1.0)
+        assert (answer["lost_steps"], answer["can_do"]) == (0, True)
+        assert answer["risk"].endswith("until then the job is not stopped for it")
         await job.wait(10)
         await saves(job, 19, 21)
         assert (job.fleet.job.attempt, job.fleet.job.move) == (0, None)
