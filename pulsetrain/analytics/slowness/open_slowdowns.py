@@ -22,6 +22,7 @@ Floats = NDArray[np.float64]
 NEWEST = 20  # steps that tell whether times are as before
 BACK_SHARE = 0.5  # of the rise, below which they are
 SAME_WORK = 0.05  # by which the FLOPs or tokens of a step may differ
+UNKNOWN_NS = 1_800_000_000_000  # for so long a slowdown is kept of which no step tells whether it goes on
 KINDS: Mapping[str, str] = MappingProxyType({"fail_slow": fail_slow.NAME, "mfu_decay": mfu.NAME})
 """Kinds of findings on jobs, and the analyzer of each."""
 
@@ -31,7 +32,7 @@ class _Open:
     """A slowdown that was seen. `cost` gives what a step costs, and `limit` is the level that ends it.
 
     `work` gives what a step does, and `done` is what one did when that was measured. Costs of other work say
-    nothing.
+    nothing. `known_ns` is when steps told last that it goes on.
     """
 
     finding: Finding
@@ -39,12 +40,18 @@ class _Open:
     limit: float
     work: Callable[[Timings], float]
     done: float
+    known_ns: int
 
-    def goes_on(self, timings: Timings) -> bool:
-        """Whether steps of the same work still cost more than before."""
-        done = self.work(timings)
-        same = abs(done - self.done) <= SAME_WORK * self.done or (np.isnan(done) and np.isnan(self.done))
-        return bool(same and _newest(self.cost(timings), timings) >= self.limit)
+    def after(self, timings: Timings) -> _Open | None:
+        """The slowdown after these steps. None where they cost as little as before, or are other work.
+
+        What steps do not tell ends nothing for a while: rows of some nodes come late.
+        """
+        done, cost = self.work(timings), _newest(self.cost(timings), timings)
+        if abs(done - self.done) > SAME_WORK * self.done or cost < self.limit:
+            return None
+        known_ns = self.known_ns if np.isnan(cost) else timings.now_ns
+        return replace(self, known_ns=known_ns) if timings.now_ns - known_ns <= UNKNOWN_NS else None
 
 
 class OpenSlowdowns:
@@ -76,8 +83,7 @@ class OpenSlowdowns:
     def _keep(self, kind: str, found: Sequence[Finding], timings: Timings) -> None:
         """Forget what is over, and note what begins. Of findings on one slowdown the surest is kept."""
         held = self._open.get(kind)
-        if held is not None and not held.goes_on(timings):
-            held = None
+        held = held.after(timings) if held is not None else None
         self._explained |= {_first(f) for f in found if f.subject_type != "job"}
         new = next((f for f in found if f.subject_type == "job"), None)
         if new is not None and held is None:
@@ -105,17 +111,19 @@ def _opened(finding: Finding, timings: Timings) -> _Open | None:
     """The slowdown of a finding. None where the steps do not show it, as a drift that has hardly begun."""
     cost = _cost_of(finding, timings)
     costs, first = cost(timings), _first(finding)
-    usable = timings.usable
-    before = _level(costs[usable & (timings.steps < first)])
-    during = _level(costs[usable & (timings.steps >= first)][-NEWEST:])
+    rows = timings.compared
+    before = _level(costs[rows[timings.steps[rows] < first]])
+    during = _level(costs[rows[timings.steps[rows] >= first]][-NEWEST:])
     if not during > before > 0:
         return None
     limit, work = before + BACK_SHARE * (during - before), _work_of(finding, timings)
-    return _Open(finding=finding, cost=cost, limit=limit, work=work, done=work(timings))
+    return _Open(
+        finding=finding, cost=cost, limit=limit, work=work, done=work(timings), known_ns=timings.now_ns
+    )
 
 
 def _newest(of_steps: Floats, timings: Timings) -> float:
-    return _level(of_steps[timings.usable][-NEWEST:])
+    return _level(of_steps[timings.compared][-NEWEST:])
 
 
 def _level(costs: Floats) -> float:
@@ -127,12 +135,12 @@ def _level(costs: Floats) -> float:
 def _cost_of(finding: Finding, timings: Timings) -> Callable[[Timings], Floats]:
     """What the finding measured of each step: its time, for a FLOP, or for a token where tokens differ."""
     if finding.kind == "mfu_decay":
-        return lambda of: _each(of, of.numbers["duration_ns"]) / _total(of, "flops")
+        return lambda of: _each(of, of.numbers["duration_ns"]) / _usual_count(of, "flops")
     compute, per_token = finding.evidence.get("measure") == "compute", _tokens_differ(timings)
 
     def cost(of: Timings) -> Floats:
         times = _each(of, of.parts["compute"] if compute else of.numbers["duration_ns"])
-        return times / _total(of, "tokens") if per_token else times
+        return times / _usual_count(of, "tokens") if per_token else times
 
     return cost
 
@@ -147,7 +155,7 @@ def _work_of(finding: Finding, timings: Timings) -> Callable[[Timings], float]:
     per_token = _tokens_differ(timings)
 
     def work(of: Timings) -> float:
-        tokens, flops = _total(of, "tokens"), _total(of, "flops")
+        tokens, flops = _usual_count(of, "tokens"), _usual_count(of, "flops")
         of_steps = flops / tokens if per_token else np.where(np.isfinite(flops), flops, tokens)
         return _newest(of_steps, of)
 
@@ -166,7 +174,7 @@ def _each(of: Timings, times: Floats) -> Floats:
     return costs
 
 
-def _total(of: Timings, name: str) -> Floats:
-    """The sum over ranks. NaN where it is not known of each."""
+def _usual_count(of: Timings, name: str) -> Floats:
+    """What the usual rank counted of each step, of those that did. NaN where none did."""
     counted = of.numbers[name]
-    return np.where((counted > 0).all(axis=1), counted.sum(axis=1), np.nan)
+    return _each(of, np.where(counted > 0, counted, np.nan))

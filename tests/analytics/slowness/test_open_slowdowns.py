@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -29,9 +31,13 @@ def job(everyone, *, tokens=4096.0, slow=None):
     }
     held = OpenSlowdowns()
 
-    def look(last):
+    def look(last, *, late=0, ranks=2, now_s=0):
+        """`late`: so many of the newest rows of the last ranks have not come."""
         rows = slice(max(0, last - 256), last)
-        timings = from_matrices({n: m[rows] for n, m in matrices.items()}, job="j", steps=STEPS[rows])
+        stored = {name: m[rows].copy() for name, m in matrices.items()}
+        for matrix in stored.values():
+            matrix[len(matrix) - late :, 4 - ranks :] = np.nan
+        timings = replace(from_matrices(stored, job="j", steps=STEPS[rows]), now_ns=now_s * 10**9)
         said = fail_slow.find(timings, recovered=False) + mfu.find(timings)
         return held.take(said, timings, ANALYZERS)
 
@@ -99,3 +105,24 @@ def test_an_analyzer_that_was_not_asked_says_nothing():
     held.take(findings(said), timings, ())
     blind = [Inconclusive(analyzer="fail_slow", reason="none")]
     assert held.take(blind, timings, ANALYZERS) == blind
+
+
+@pytest.mark.parametrize("late", [8, 15, 256])
+def test_a_look_before_all_rows_have_come_ends_no_slowdown(late):
+    """Rows of two of four ranks are late, by more steps each time. At the end only two ranks report."""
+    look = job(np.where(STEPS >= 1000, 1.5, 1.0))
+    for last in range(1040, 1600, 40):
+        said = look(last)
+    assert kinds(said) == {("fail_slow", "job"), ("mfu_decay", "job")}
+    assert kinds(look(1640, late=late)) == kinds(said)
+    assert kinds(look(1680)) == kinds(said)
+
+
+def test_steps_that_tell_nothing_keep_a_slowdown_for_half_an_hour():
+    look = job(np.where(STEPS >= 1000, 1.5, 1.0))
+    for last in range(1040, 1600, 40):
+        look(last)
+    assert kinds(look(1640, late=256, ranks=4, now_s=1000))
+    assert kinds(look(1680, now_s=1100))
+    assert kinds(look(1720, late=256, ranks=4, now_s=2800))
+    assert not kinds(look(1760, late=256, ranks=4, now_s=3000))
