@@ -146,7 +146,8 @@ def _slow_stages(timings: Timings, times: _Times, config: FailSlowConfig) -> lis
     Nobody does the same work on another node, so that is told only where steps are counted to be as much work
     as before: longer sequences cost stages unequally.
     """
-    if times.compute is None or times.oversubscribed or len(timings.cohorts) < 2:
+    several = len(timings.cohorts) > 1 and any(len(cohort) > 1 for cohort in timings.cohorts)
+    if times.compute is None or times.oversubscribed or not several:
         return []
     usual = np.full((len(timings.cohorts), times.compute.shape[1]), np.nan)
     for row, cohort in enumerate(timings.cohorts):

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,20 +48,29 @@ def find_held_up(timings: Timings, config: StragglerConfig) -> list[Suspect]:
     """
     rows, every = timings.compared, np.arange(len(timings.ranks))
     found: list[Suspect] = []
+    beside_all = cache(lambda: _beside_all(timings, rows, every, config))  # once for all small cohorts
     for cohort in timings.cohorts:
-        alone = set(cohort.tolist()) if len(cohort) < 3 else set()
-        pool = every if alone else cohort
-        off = _off(timings, rows, pool, config, shown=not alone)
-        held = [s for s in off if not alone or _came_up(timings, s, rows, config)]
-        held += _queueing(timings, rows, pool, config)
-        held += _starved(timings, rows[-config.starved_steps :], cohort, config)
+        if len(cohort) < 3:
+            off, queueing = ([s for s in held if s.columns[0] in cohort] for held in beside_all())
+            held = [s for s in off if _came_up(timings, s, rows, config)] + queueing
+        else:
+            held = _off(timings, rows, cohort, config, shown=True)
+            held += _queueing(timings, rows, cohort, config)
+            held += _starved(timings, rows[-config.starved_steps :], cohort, config)
         taken: set[int] = set()
         for suspect in held:
             column = int(suspect.columns[0])
-            if column not in taken and (not alone or column in alone):
+            if column not in taken:
                 found.append(suspect)
                 taken.add(column)
     return _by_node(timings, found)
+
+
+def _beside_all(
+    timings: Timings, rows: NDArray[np.int64], every: NDArray[np.int64], config: StragglerConfig
+) -> tuple[list[Suspect], list[Suspect]]:
+    """Ranks that are off their processor, and ranks that queue, beside all ranks of the job."""
+    return _off(timings, rows, every, config, shown=False), _queueing(timings, rows, every, config)
 
 
 def _off(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,13 +67,16 @@ def _relative(
 ) -> tuple[Floats, Floats]:
     """The rows of `keep` over those of their cohort, by their usual times and by the times themselves."""
     relative, beside_peers = np.empty_like(own[keep]), np.full(own[keep].shape, np.nan)
+    place = np.full(len(own), -1)
+    place[keep] = np.arange(keep.size)
+    beside_all = cache(lambda: over_others(own[keep]))  # once for all rows that are alone
     for cohort in cohorts:
-        members = np.flatnonzero(np.isin(keep, cohort))
+        members = place[cohort][place[cohort] >= 0]
         if members.size > 1:
             relative[members] = over_others(own[keep[members]])
             beside_peers[members] = over_similar(values[keep[members]])
         elif members.size:
-            relative[members] = over_others(own[keep])[members]
+            relative[members] = beside_all()[members]
     return relative, beside_peers
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsetrain.analytics.slowness import straggler
+from pulsetrain.analytics.slowness import robust, straggler
 from pulsetrain.analytics.slowness.held_up import OFF, STARVED, find_held_up
 from pulsetrain.analytics.slowness.straggler_config import StragglerConfig
 from pulsetrain.analytics.slowness.timings import from_matrices
@@ -212,3 +212,17 @@ def test_where_all_sleep_in_their_phases_a_rank_is_stopped_by_what_it_sleeps_mor
     (suspect,) = find_held_up(sleeping(54, 15, on_device=False), CONFIG)
     assert (suspect.subject, suspect.cause) == ("0", OFF)
     assert suspect.ratio == pytest.approx(0.25, abs=0.02)
+
+
+def test_what_a_look_costs_does_not_grow_with_the_square_of_ranks_that_are_alone(monkeypatch):
+    calls = []
+    medians = robust.medians_of_others
+    monkeypatch.setattr(robust, "medians_of_others", lambda values: calls.append(1) or medians(values))
+
+    def cost(ranks):
+        calls.clear()
+        job = replace(busy_job(ranks=ranks, off=2), stages=np.arange(ranks))
+        find_held_up(job, CONFIG)
+        return len(calls)
+
+    assert cost(64) <= cost(8)

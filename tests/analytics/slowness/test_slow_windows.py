@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from pulsetrain.analytics.slowness import slow_windows
 from pulsetrain.analytics.slowness.slow_windows import slow_against_history, slow_against_peers
 from tests.analytics.slowness.series import calm, wandering
 
@@ -145,3 +146,11 @@ def test_a_row_that_is_alone_in_its_cohort_is_compared_with_all_rows():
     (slow,) = slow_against_peers(values, cohorts=[np.array([row]) for row in range(4)])
     assert slow.row == 1
     assert abs(slow.begin - 150) <= 2
+
+
+def test_rows_that_are_alone_are_compared_with_all_rows_at_once(monkeypatch):
+    calls = []
+    over = slow_windows.over_others
+    monkeypatch.setattr(slow_windows, "over_others", lambda values: calls.append(1) or over(values))
+    slow_against_peers(wandering(40, 120, 0.03, 0), cohorts=[np.array([row]) for row in range(40)])
+    assert len(calls) == 1
