@@ -253,14 +253,16 @@ def _detection(
     past = PastStore(store, dict(for_device(device)), store.inserts)
     stacks = Stacks(jobs, writer, clock, loops, stopped_s=config.stopped_s)
     ras = RasReports(jobs, writer, clock, loops, stopped_s=config.stopped_s)
-    records = StoreRecords(store, device, inserts=intake.inserts, hurry=intake.hurry, versions=store.inserts)
+    records = StoreRecords(
+        store, device, inserts=intake.inserts, hurry=intake.hurry, versions=store.inserts, clock=clock
+    )
     suspects = Suspects(jobs, clock, loops)
     live = LiveWatch(jobs, HangEvidence(stacks, ras), reporter, clock, config, suspects, memory)
     machines = HardwareWatch(jobs, reporter, site_tables(settings.hub.policies), clock)
     checks, switches = CheckWatch(jobs, reporter), SwitchWatch(jobs, reporter, reporter, clock)
     analysis = StoreAnalysis(jobs, records, reporter, clock, stacks.detector, pace)
     past_jobs = PastJobs(jobs, past, reporter, writer, clock)
-    by_job = (live, machines, checks, switches, analysis, stacks, ras, reporter)
+    by_job = (live, machines, checks, switches, analysis, records, stacks, ras, reporter)
     return Detection(
         reporter=reporter,
         past_findings=lambda: past.findings(clock.wall_ns(), memory.jobs()),

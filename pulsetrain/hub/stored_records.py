@@ -29,6 +29,7 @@ from pulsetrain.analytics.slowness.slowest import Slowest, slowest
 from pulsetrain.analytics.slowness.timings import Timings
 from pulsetrain.analytics.verdict import Failed, Inconclusive, Verdict
 from pulsetrain.analytics.without_steps import rounds
+from pulsetrain.core.clock import Clock, SystemClock
 from pulsetrain.core.supervisor import one_line
 from pulsetrain.hub.store_analysis import Group
 from pulsetrain.stream.queries.queryable import OneThread, Queryable
@@ -36,8 +37,8 @@ from pulsetrain.stream.queries.storage import stored_step
 
 log = structlog.get_logger()
 
-FORGET_NS = 120_000_000_000  # a job that was not asked about for so long has ended
-YOUNG_NS = 30_000_000_000  # for so long after a job began to train, its first rows may be on their way
+FREE_S = 120.0  # of a job that was not asked about for so long no rows are held
+YOUNG_S = 30.0  # for so long after a job began to train, its first rows may be on their way
 RECENT_NS = stepless.LONGEST_S * 10**9  # operations of jobs without steps are looked for in so much time
 AGAIN_NS = 60_000_000_000  # where they are too many to read, they are counted again after so long
 SMALL_RANKS = 1024  # up to so many, more threads cost a query more than they save
@@ -67,13 +68,13 @@ class _Held:
     """What is kept of one attempt between looks."""
 
     timings: RecentTimings
-    since_ns: int | None = None
+    since_s: float | None = None
     """When others than ranks were first asked about: a job that may name no steps has no rows of them yet."""
     transfers: RecentTransfers = field(default_factory=RecentTransfers)
     hardware: JobHardware = field(default_factory=JobHardware)
     slowdowns: OpenSlowdowns = field(default_factory=OpenSlowdowns)
     reloads: int = 0
-    looked_ns: int = 0
+    looked_s: float = 0.0
     slowest: Slowest | None = None
     unranked: bool = False
     """It was logged that nobody could say who is slowest."""
@@ -109,7 +110,7 @@ class _Remembered:
         if said is not None and same and 0 <= source.now_ns - said[2] < SAME_NS:
             return said[3]
         verdicts = self._run(source)
-        self._said = {j: s for j, s in self._said.items() if source.now_ns - s[2] < FORGET_NS}
+        self._said = {j: s for j, s in self._said.items() if source.now_ns - s[2] < SAME_NS}
         self._said[source.job] = (source.attempt, versions, source.now_ns, verdicts)
         return verdicts
 
@@ -131,7 +132,9 @@ class StoreRecords:
         inserts: Callable[[Collection[str]], int] = lambda records: 0,
         hurry: Callable[[], None] = lambda: None,
         versions: Callable[..., Versions | None] = lambda *tables: None,
+        clock: Clock | None = None,
     ) -> None:
+        self._clock = clock or SystemClock()
         self._store, self._one_thread = store, OneThread(store)
         self._inserts, self._versions, self._hurry = inserts, versions, hurry
         self._held: dict[str, _Held] = {}
@@ -148,11 +151,11 @@ class StoreRecords:
         said: dict[Group, list[Verdict] | None] = {}
         of_steps = [group for group in groups if group != "machines"]
         if of_steps:
-            said |= self._look(self._attempt(job, attempt, now_ns, groups), of_steps, now_ns)
+            said |= self._look(self._attempt(job, attempt, groups), of_steps, now_ns)
         if "machines" in groups:
-            analyzers, held = self._analyzers["machines"], self._attempt(job, attempt, now_ns, groups)
+            analyzers, held = self._analyzers["machines"], self._attempt(job, attempt, groups)
             verdicts = analyze(self._cheapest(job), job, attempt=attempt, now_ns=now_ns, analyzers=analyzers)
-            said["machines"] = [_patient(verdict, held, now_ns) for verdict in verdicts]
+            said["machines"] = [self._patient(verdict, held) for verdict in verdicts]
         return said
 
     def newest_step(self, job: str, attempt: int) -> int:
@@ -170,15 +173,20 @@ class StoreRecords:
         """Have rows stored soon that this process stores."""
         self._hurry()
 
-    def _attempt(self, job: str, attempt: int, now_ns: int, groups: Collection[Group]) -> _Held:
-        self._forget(now_ns)
+    def forget(self, job: str) -> None:
+        """A job is not kept any longer."""
+        self._held.pop(job, None)
+
+    def _attempt(self, job: str, attempt: int, groups: Collection[Group]) -> _Held:
+        now_s = self._clock.monotonic_s()
+        self._free(now_s)
         held = self._held.get(job)
         if held is None or held.timings.attempt != attempt:
             recent = RecentTimings(job, attempt, window=DEFAULT_WINDOW_STEPS)
             held = self._held[job] = _Held(timings=recent)
-        if held.since_ns is None and set(groups) != {"ranks"}:
-            held.since_ns = now_ns
-        held.looked_ns = now_ns
+        if held.since_s is None and set(groups) != {"ranks"}:
+            held.since_s = now_s
+        held.looked_s = now_s
         return held
 
     def slowest(self, job: str, attempt: int) -> Slowest | None:
@@ -197,7 +205,7 @@ class StoreRecords:
         held.unread = False
         if timings is None:
             blind = Inconclusive(analyzer=ANALYZE, reason="no step on record yet", blind=True)
-            nothing = _patient(blind, held, now_ns)
+            nothing = self._patient(blind, held)
             of_ranks = self._without_steps(store, held, nothing, now_ns) if "ranks" in groups else None
             return {group: of_ranks if group == "ranks" else [] for group in groups}
         held.version += held.timings.changed
@@ -250,11 +258,19 @@ class StoreRecords:
         small = held is not None and 0 < held.timings.world_size <= SMALL_RANKS
         return self._one_thread if small else self._store
 
-    def _forget(self, now_ns: int) -> None:
-        """Free what is held of jobs that have ended."""
-        for job, held in list(self._held.items()):
-            if now_ns - held.looked_ns > FORGET_NS:
-                del self._held[job]
+    def _free(self, now_s: float) -> None:
+        """Hold no rows of jobs that nobody asks about. Which slowdowns are open is known until `forget`."""
+        for held in list(self._held.values()):
+            if now_s - held.looked_s > FREE_S:
+                held.timings.free()
+                held.unread, held.transfers = True, RecentTransfers()
+
+    def _patient(self, verdict: Verdict, held: _Held) -> Verdict:
+        """The verdict. That no step is on record is no blindness yet where the attempt is young."""
+        young = held.since_s is None or self._clock.monotonic_s() - held.since_s < YOUNG_S
+        if young and isinstance(verdict, Inconclusive) and verdict.analyzer == ANALYZE:
+            return replace(verdict, blind=False)
+        return verdict
 
 
 def _ranked(timings: Timings, held: _Held) -> Slowest | None:
@@ -266,14 +282,6 @@ def _ranked(timings: Timings, held: _Held) -> Slowest | None:
             held.unranked = True
             log.warning("slowest_ranks_unknown", job=timings.job, error=one_line(error))
         return None
-
-
-def _patient(verdict: Verdict, held: _Held, now_ns: int) -> Verdict:
-    """The verdict. That no step is on record is no blindness yet where the attempt is young."""
-    young = held.since_ns is None or now_ns - held.since_ns < YOUNG_NS
-    if young and isinstance(verdict, Inconclusive) and verdict.analyzer == ANALYZE:
-        return replace(verdict, blind=False)
-    return verdict
 
 
 def group_of(analyzer: str) -> Group:

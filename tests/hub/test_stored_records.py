@@ -10,11 +10,12 @@ from pulsetrain.analytics.incidents.alerts import AlertBook
 from pulsetrain.analytics.slowness import stepless
 from pulsetrain.analytics.verdict import Inconclusive, findings
 from pulsetrain.hub import stored_records
-from pulsetrain.hub.stored_records import YOUNG_NS, StoreRecords
+from pulsetrain.hub.stored_records import FREE_S, YOUNG_S, StoreRecords
 from tests.analytics.fleet import fleet
 from tests.analytics.slowness.collectives_of import BEGAN_NS, Job, ddp, slow
 from tests.analytics.slowness.test_recent_timings import GrowingStore, whole_steps
 from tests.analytics.slowness.test_stepless import Store as CollectivesStore
+from tests.hub.fakes import Clock
 
 
 class Store:
@@ -38,10 +39,12 @@ def analyzers(said):
 
 
 def test_a_store_without_steps_is_blind_and_does_not_raise():
-    records = StoreRecords(Store())
+    clock = Clock()
+    records = StoreRecords(Store(), clock=clock)
     said = records.look("j", 0, 0, ("ranks", "steps"))
     assert said["steps"] == []
-    said = {group: records.look("j", 0, YOUNG_NS, (group,))[group] for group in ("ranks", "machines")}
+    clock.now_s += YOUNG_S
+    said = {group: records.look("j", 0, 0, (group,))[group] for group in ("ranks", "machines")}
     for (verdict,) in said.values():
         assert isinstance(verdict, Inconclusive)
         assert verdict.blind
@@ -49,11 +52,13 @@ def test_a_store_without_steps_is_blind_and_does_not_raise():
 
 
 def test_nobody_is_told_that_a_new_attempt_has_no_rows_yet(tmp_path):
-    records, book = StoreRecords(Store()), AlertBook(tmp_path / "a.db", AlertConfig(channels=("pager",)))
+    clock, book = Clock(), AlertBook(tmp_path / "a.db", AlertConfig(channels=("pager",)))
+    records = StoreRecords(Store(), clock=clock)
     for attempt, began in ((0, 0), (1, 1000)):
         for second in range(began, began + 25, 5):
             for group in ("ranks", "machines"):
-                now_ns = second * 10**9
+                clock.now_s = second
+                now_ns = clock.wall_ns()
                 book.observe(records.look("j", attempt, now_ns, (group,))[group], now_ns, job="j")
                 assert book.tick(now_ns) == []
     assert book.list() == []
@@ -61,13 +66,16 @@ def test_nobody_is_told_that_a_new_attempt_has_no_rows_yet(tmp_path):
 
 
 def test_a_job_that_starts_for_long_is_as_young_as_ever_once_it_trains():
-    records = StoreRecords(Store())
+    clock = Clock()
+    records = StoreRecords(Store(), clock=clock)
     for second in range(0, 120, 10):
+        clock.now_s += 10
         said = records.look("j", 0, second * 10**9, ("ranks",))["ranks"]
         assert not any(verdict.blind for verdict in said)
     records.look("j", 0, 120 * 10**9, ("steps",))
-    for after_ns, blind in ((YOUNG_NS - 1, False), (YOUNG_NS, True)):
-        (verdict,) = records.look("j", 0, 120 * 10**9 + after_ns, ("ranks",))["ranks"]
+    for after_s, blind in ((YOUNG_S - 1, False), (1, True)):
+        clock.now_s += after_s
+        (verdict,) = records.look("j", 0, 120 * 10**9, ("ranks",))["ranks"]
         assert verdict.blind is blind
 
 
@@ -117,6 +125,26 @@ def test_a_job_that_stays_slow_stays_a_finding():
         said = records.look("j", 0, look * 4 * 10**9, ("steps",))["steps"]
         slow = {f.kind for f in findings(said) if f.subject_type == "job"}
         assert slow == ({"fail_slow", "mfu_decay"} if look >= 12 else set()), look
+
+
+@pytest.mark.parametrize(("wall_s", "pause_s"), [(0, FREE_S + 1), (200, 4)])
+def test_a_slowdown_is_known_after_a_long_round_of_looks_and_a_step_of_the_clock(wall_s, pause_s):
+    """The other job is looked at last, so late that no rows of the slow one are held any more."""
+    columns = fleet(ranks=4, steps=1600, everyone=np.where(np.arange(1600) < 1000, 1.0, 1.5))
+    store, clock = GrowingStore(columns), Clock()
+    records = StoreRecords(store, clock=clock)
+    for look in range(20):
+        whole_steps(store, *range(80 * look, 80 * look + 80))
+        clock.now_s += 4
+        wall_ns = clock.wall_ns() + (look > 18) * wall_s * 10**9
+        if look == 19:
+            clock.now_s += pause_s
+            records.look("other", 0, wall_ns, ("steps",))
+        said = records.look("j", 0, wall_ns, ("steps",))["steps"]
+    assert {f.kind for f in findings(said)} == {"fail_slow", "mfu_decay"}
+    records.forget("j")
+    said = records.look("j", 0, wall_ns, ("steps",))["steps"]
+    assert not findings(said)
 
 
 def test_a_loss_that_is_not_finite_between_two_looks_is_told():

@@ -79,6 +79,8 @@ class RecentTimings:
         self._began_ns: int | None = None
         self.changed = False  # whether the last look found anything new
         self.reloads = 0  # looks that read everything
+        self._read_from: int | None = None
+        """The first step that was not settled in the last look that ended well."""
         self._skipped: dict[tuple[int, int], int] = {}
         """When a loss that was not finite was found in a step that no look had, by step and rank."""
 
@@ -111,6 +113,10 @@ class RecentTimings:
             and now_ns - held.loaded_ns < RELOAD_NS
         )
 
+    def free(self) -> None:
+        """Hold no rows. The next look reads everything."""
+        self._loaded = None
+
     def look(self, store: Queryable, now_ns: int) -> Timings | None:
         """The timings as they are stored now. None where no step of the attempt is stored.
 
@@ -119,7 +125,6 @@ class RecentTimings:
         held, self._loaded, self.changed = self._loaded, None, True
         paused = held is not None and not 0 <= now_ns - held.looked_ns < PAUSE_NS
         due = held is not None and now_ns - held.loaded_ns >= RELOAD_NS
-        seen = None if held is None else held.unsettled
         if held is not None and not paused and not due:
             self._loaded = self._advanced(store, held, now_ns)
         if self._loaded is None:
@@ -127,9 +132,12 @@ class RecentTimings:
             self._loaded = self._read_all(store, now_ns)
             if due and not paused and held and self._loaded:
                 self._loaded.keep(held)
-        if self._loaded and seen is not None:
-            self._note_skipped(store, seen, self._loaded, now_ns)
-        return self._timings(self._loaded, now_ns) if self._loaded else None
+        if self._loaded is None:
+            return None
+        if self._read_from is not None:
+            self._note_skipped(store, self._read_from, self._loaded, now_ns)
+        self._read_from = self._loaded.unsettled
+        return self._timings(self._loaded, now_ns)
 
     def _note_skipped(self, store: Queryable, first: int, held: _Loaded, now_ns: int) -> None:
         """Read of the steps from `first` on that the window has left out what was not finite."""
