@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pulsetrain.records.findings import Finding, Severity, SubjectType
@@ -19,8 +19,12 @@ __all__ = [
     "asks_for_action",
     "findings",
     "guarded",
+    "is_held",
+    "not_known_now",
     "state_of",
 ]
+
+NOT_KNOWN = "not_known_now"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +67,20 @@ def findings(verdicts: Iterable[Verdict]) -> list[Finding]:
 def asks_for_action(verdicts: Iterable[Verdict]) -> bool:
     """Whether any finding has a severity above "info"."""
     return any(f.severity != "info" for f in findings(verdicts))
+
+
+def not_known_now(finding: Finding, reason: str) -> Finding:
+    """Return a finding that was seen before, and of which its analyzer cannot tell now whether it goes on."""
+    return replace(
+        finding,
+        summary=f"{finding.summary.rstrip('.')}; whether it goes on is not known now: {reason}",
+        evidence={**finding.evidence, NOT_KNOWN: reason},
+    )
+
+
+def is_held(finding: Finding) -> bool:
+    """Whether nobody sees a finding now, and nobody knows that it is over."""
+    return NOT_KNOWN in finding.evidence
 
 
 def guarded(analyzer: str, run: Callable[[], list[Verdict]]) -> list[Verdict]:

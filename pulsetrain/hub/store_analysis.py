@@ -21,6 +21,7 @@ from typing import Literal, Protocol
 
 import structlog
 
+from pulsetrain.analytics.incidents.unsure import why_unknown
 from pulsetrain.analytics.slowness.step_rate import StepRate
 from pulsetrain.analytics.verdict import Finding, Verdict, findings
 from pulsetrain.core.clock import Clock
@@ -112,10 +113,15 @@ class _Said:
         """Whether the last look found something that another look should confirm."""
         return self.dedup.doubtful and not self.failed
 
-    def take(self, verdicts: Sequence[Verdict]) -> list[Finding]:
-        """Take what was said now. Returns the findings that begin."""
+    def take(self, verdicts: Sequence[Verdict], now_s: float) -> list[Finding]:
+        """Take what was said now. Returns the findings that begin.
+
+        What an analyzer found before ends with an answer of it that is sure, not where it cannot tell.
+        """
         self.verdicts = verdicts
-        return self.dedup.look(findings(verdicts))
+        return self.dedup.look(
+            findings(verdicts), now_s=now_s, why_unknown=lambda finding: why_unknown(finding, verdicts)
+        )
 
 
 def _every(period_s: float) -> _Said:
@@ -368,7 +374,7 @@ class StoreAnalysis:
         """Report what was said now, and what is still open. An answer about an earlier attempt is dropped."""
         if job.attempt != attempt:
             return
-        new = said.take(verdicts)
+        new = said.take(verdicts, self._clock.monotonic_s())
         every = [memory.said["ranks"], memory.said["steps"], memory.live, memory.said["machines"]]
         self._sink.report(job.job, SOURCE, new, [f for each in every for f in each.dedup.current()])
         self._sink.detectors(job.job, job.attempt, [v for each in every for v in each.verdicts])

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from pulsetrain.analytics.verdict import Healthy, Inconclusive
+from pulsetrain.analytics.verdict import Failed, Healthy, Inconclusive, is_held
 from pulsetrain.hub.storage_lag import LIMIT_S
 from pulsetrain.hub.store_analysis import (
     AGAIN_S,
@@ -310,6 +310,53 @@ def test_the_same_rows_again_confirm_nothing_and_end_nothing():
     site.records.ranks = [finding("straggler", confidence=0.6)]
     site.turn()
     assert [f.kind for f in site.sink.new] == ["straggler"]
+
+
+UNSURE = [
+    Inconclusive(analyzer="straggler", reason="too few steps"),
+    Failed(analyzer="straggler", error="OSError: no answer"),
+]
+
+
+@pytest.mark.parametrize("unsure", UNSURE)
+def test_a_finding_is_not_over_where_its_analyzer_cannot_tell_any_more(unsure):
+    """It stays for as long as it was seen before, and says that it is not known."""
+    site = Site()
+
+    def pass_by(seconds, said):
+        site.records.ranks = said
+        for _ in range(seconds):
+            site.turn(after_s=TURN_S)
+        return site.sink.still_open["j", "stored"]
+
+    assert pass_by(61, [finding("straggler")]) == [finding("straggler")]
+    (held,) = pass_by(60, [unsure])
+    assert is_held(held)
+    assert held.summary.startswith("straggler at rank 3; whether it goes on is not known now: ")
+    assert pass_by(4, [unsure]) == []
+    assert pass_by(61, [finding("straggler")]) == [finding("straggler")]
+    assert pass_by(30, [unsure])
+    assert pass_by(1, [finding("straggler")]) == [finding("straggler")]
+    assert pass_by(3, [Healthy(analyzer="straggler")]) == []
+
+
+def test_a_finding_by_chance_ends_soon_where_its_analyzer_cannot_tell():
+    site = Site()
+    site.records.ranks = [finding("straggler")]
+    site.turn()
+    site.records.ranks = UNSURE[:1]
+    for _ in range(3):
+        site.turn(after_s=TURN_S)
+    assert site.sink.still_open["j", "stored"] == []
+
+
+def test_another_finding_of_the_same_analyzer_ends_what_it_found_before():
+    site = Site()
+    for subject in ("3", "5"):
+        site.records.ranks = [finding("straggler", subject), *UNSURE[:1]]
+        for _ in range(10):
+            site.turn(after_s=TURN_S)
+    assert [f.subject for f in site.sink.still_open["j", "stored"]] == ["5"]
 
 
 def test_what_steps_show_is_not_confirmed_by_a_look_at_ranks():

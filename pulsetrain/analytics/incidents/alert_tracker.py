@@ -8,10 +8,11 @@ from dataclasses import replace
 from pulsetrain.analytics.incidents import alert_state as state
 from pulsetrain.analytics.incidents.alert_state import Alert, AlertConfig
 from pulsetrain.analytics.incidents.alert_store import AlertStore, Change
-from pulsetrain.analytics.verdict import Failed, Finding, Healthy, Inconclusive, Verdict
+from pulsetrain.analytics.verdict import Failed, Finding, Healthy, Inconclusive, Verdict, is_held
 from pulsetrain.core.errors import UsageError
 
 STEP_NS = 30 * state.SECOND_NS  # a call may tell an older time than the one before, but not by so much
+HELD_NS = 1800 * state.SECOND_NS  # for so long at most an alert stays whose detector cannot tell
 PAUSE_NS = 60 * state.SECOND_NS  # calls come each second. Between two so far apart nobody looked
 
 
@@ -23,6 +24,8 @@ class AlertTracker:
         self._alerts = store.alerts()
         # Detectors that see nothing: (job, analyzer).
         self._blind = {(a.job, a.subject) for a in self.all() if a.kind == "no_data" and a.active}
+        self._unsure: dict[tuple[str, str], int] = {}
+        """When a detector that sees data said last that it decides nothing: by job and analyzer."""
         self.now_ns = max((a.last_seen_ns for a in self.all()), default=0)
         self.wall_ns = self.now_ns
         """What the clock told last. It may step back."""
@@ -76,21 +79,28 @@ class AlertTracker:
         return matches[0]
 
     def observe(self, verdict: Verdict, job: str, now_ns: int) -> None:
-        """Apply one verdict. `job` is that of verdicts which name none."""
+        """Apply one verdict. `job` is that of verdicts which name none.
+
+        A finding of which nobody knows whether it goes on changes nothing.
+        """
         if isinstance(verdict, Finding):
-            self._on_finding(verdict, now_ns)
+            if not is_held(verdict):
+                self._on_finding(verdict, now_ns)
         elif isinstance(verdict, Failed) or (isinstance(verdict, Inconclusive) and verdict.blind):
             self._on_detector_loss(verdict, job, now_ns)
         elif isinstance(verdict, Healthy):
             self._on_detector_back(verdict.analyzer, job, now_ns)
         else:  # it sees data, which decides nothing
             self._blind.discard((job, verdict.analyzer))
+            self._unsure[job, verdict.analyzer] = now_ns
 
     def age(self, now_ns: int) -> None:
         """Let time pass: resolve what is no longer seen, and forget what was resolved long ago."""
         history_ns = self._config.history_s * state.SECOND_NS
+        told_ns = now_ns - self._config.resolve_after_s * state.SECOND_NS
+        self._unsure = {of: at_ns for of, at_ns in self._unsure.items() if at_ns > told_ns}
         for alert in list(self._alerts.values()):
-            blind = all((alert.job, name) in self._blind for name in state.detectors(alert.kind))
+            blind = all(self._cannot_tell(alert, name, now_ns) for name in state.detectors(alert.kind))
             aged = state.after_time(
                 alert, now_ns, self._config, blind=blind, watched_since_ns=self._watched_since_ns
             )
@@ -98,6 +108,12 @@ class AlertTracker:
             if not alert.active and now_ns - alert.resolved_ns > history_ns:
                 del self._alerts[alert.id]
                 self._store.delete_alert(alert.id)
+
+    def _cannot_tell(self, alert: Alert, analyzer: str, now_ns: int) -> bool:
+        """Whether a detector is blind, or cannot tell for no longer than it saw the alert before."""
+        name = (alert.job, analyzer)
+        held_ns = min(HELD_NS, alert.last_seen_ns - alert.since_ns)
+        return name in self._blind or (name in self._unsure and now_ns - alert.last_seen_ns <= held_ns)
 
     def update(self, alert: Alert, now_ns: int, change: str = "", actor: str = "", note: str = "") -> None:
         """Save an alert. A new state, or a `change` that a person made, is a line in its history."""
@@ -135,9 +151,11 @@ class AlertTracker:
         alert = self._alerts.get(state.detector_fingerprint(job, verdict.analyzer))
         self.update(state.after_detector_loss(verdict, job, alert, now_ns), now_ns)
         self._blind.add((job, verdict.analyzer))
+        self._unsure.pop((job, verdict.analyzer), None)
 
     def _on_detector_back(self, analyzer: str, job: str, now_ns: int) -> None:
         self._blind.discard((job, analyzer))
+        self._unsure.pop((job, analyzer), None)
         alert = self._alerts.get(state.detector_fingerprint(job, analyzer))
         if alert is not None and alert.active:
             self.update(state.resolved(alert, now_ns), now_ns)

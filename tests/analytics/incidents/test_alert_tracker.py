@@ -7,7 +7,7 @@ import pytest
 from pulsetrain.analytics.incidents.alert_state import AlertConfig
 from pulsetrain.analytics.incidents.alert_store import AlertStore
 from pulsetrain.analytics.incidents.alert_tracker import AlertTracker
-from pulsetrain.analytics.verdict import Failed, Healthy, Inconclusive
+from pulsetrain.analytics.verdict import Failed, Healthy, Inconclusive, not_known_now
 from pulsetrain.core.errors import UsageError
 from tests.analytics.incidents.findings import T0, S, finding
 
@@ -77,6 +77,35 @@ def test_an_alert_ends_once_its_detector_sees_data_again_that_decides_nothing(tr
     tracker.observe(BLIND, "j", T0 + S)
     tracker.observe(Inconclusive(analyzer="straggler", reason="too few steps"), "j", T0 + 50 * S)
     tracker.age(T0 + 100 * S)
+    assert states(tracker)["straggler", "3"] == "resolved"
+
+
+def test_an_alert_is_held_where_its_detector_cannot_tell_for_as_long_as_it_was_seen(tracker):
+    """What is open and not known does not renew it, nor is its detector back."""
+    seen, held = finding("straggler"), not_known_now(finding("straggler"), "too few steps")
+    told = {}
+    for second in range(0, 500, 10):
+        unsure = Inconclusive(analyzer="straggler", reason="too few steps")
+        for verdict in [seen] if second <= 200 else [unsure, held]:
+            tracker.observe(verdict, "j", T0 + second * S)
+        tracker.age(T0 + second * S)
+        told.setdefault(states(tracker)["straggler", "3"], second)
+    assert told == {"firing": 0, "no_data": 300, "resolved": 410}
+
+
+def test_a_finding_that_is_not_known_now_does_not_mend_a_detector_that_failed(tracker):
+    tracker.observe(finding("straggler"), "", T0)
+    tracker.observe(Failed(analyzer="straggler", error="x"), "j", T0 + S)
+    tracker.observe(not_known_now(finding("straggler"), "x"), "j", T0 + S)
+    assert states(tracker)["no_data", "straggler"] == "error"
+
+
+def test_an_alert_that_its_detector_could_not_tell_of_ends_with_the_job(tracker):
+    for second in range(0, 1000, 10):
+        tracker.observe(finding("straggler"), "", T0 + second * S)
+    tracker.observe(Inconclusive(analyzer="straggler", reason="too few steps"), "j", T0 + 1000 * S)
+    for second in range(1000, 1310, 10):
+        tracker.age(T0 + second * S)
     assert states(tracker)["straggler", "3"] == "resolved"
 
 
