@@ -80,8 +80,9 @@ def find(
     times = _times(timings)
     needed = 3 * config.scales[0].width
     if times.steps.size < needed:
-        reason = f"{times.steps.size} usable steps; {needed} are needed"
-        return [Inconclusive(analyzer=NAME, reason=reason, blind=times.steps.size == 0)]
+        reason = timings.unusable or f"{times.steps.size} usable steps; {needed} are needed"
+        blind = times.steps.size == 0 or bool(timings.unusable)
+        return [Inconclusive(analyzer=NAME, reason=reason, blind=blind)]
     ranks = _slow_ranks(timings, times, config)
     shown = [s for s in ranks if recovered or s.ongoing]
     doubts = [_doubt(timings, s, times) for s in shown]

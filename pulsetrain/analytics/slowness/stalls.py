@@ -50,7 +50,8 @@ def find(timings: Timings, stall: Stall, *, scan: bool = False) -> list[Verdict]
     """
     rows = np.flatnonzero(timings.usable)
     if len(rows) < STEPS_NEEDED:
-        return [Inconclusive(analyzer=stall.kind, reason=f"{len(rows)} usable steps")]
+        reason = timings.unusable or f"{len(rows)} usable steps"
+        return [Inconclusive(analyzer=stall.kind, reason=reason, blind=bool(timings.unusable))]
     look = in_every_window if scan else newest_first
     return look(rows, lambda some: _among(timings, stall, some))
 

@@ -88,8 +88,8 @@ def find(
         reasons = (timings.unknown or NO_COMPUTE, late_without_reason(timings, arrivals()))
         return [Inconclusive(analyzer=NAME, reason="; ".join(filter(None, reasons)), blind=True)]
     if len(rows) < config.steps_needed:
-        reason = f"{len(rows)} usable steps; {config.steps_needed} are needed"
-        return [Inconclusive(analyzer=NAME, reason=reason)]
+        reason = timings.unusable or f"{len(rows)} usable steps; {config.steps_needed} are needed"
+        return [Inconclusive(analyzer=NAME, reason=reason, blind=bool(timings.unusable))]
     suspects, changes, compared, hidden = _suspects(timings, work, rows, config, scan=scan)
     waits = processor_wait_ratio(timings)
     halves = by_design.slower_halves(timings, work.whole[rows], config.warning_ratio) if suspects else {}

@@ -37,6 +37,10 @@ REPORTING_RATIO = 2 / 3  # of these steps, from which a rank is waited for
 WAITING_RATIO = 0.05  # of compute that the usual rank waits for a processor, from which waits are taken out
 LEAST_RATIO = 0.1  # of a rank's compute that is its own, however much the kernel counts as waiting
 LOW_QUANTILE = 0.25
+FEW_BUSY = 0.03  # of the ranks, up to which a step counts in which they save or evaluate and nobody waits
+LONGER_RATIO = 1.05  # of the usual step, from which others waited for them
+FEW_USABLE = 0.25  # of the steps, below which it is told why they are not usable
+JUDGED = 40  # steps without warm-up, from which that is told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,15 +98,47 @@ class Timings:
 
     @cached_property
     def usable(self) -> NDArray[np.bool_]:
-        """Steps that are no warm-up and in which no rank checkpoints or evaluates for a tenth of the step."""
+        """Steps that are no warm-up and in which no rank checkpoints or evaluates for a tenth of the step.
+
+        In a large job some rank may always do so. Where it is only few ranks and the step takes no longer,
+        the step counts.
+        """
         if not len(self.steps):
             return np.zeros(0, np.bool_)
-        duration = self.numbers["duration_ns"]
+        busy, warm_up = self._busy, self.steps < self.first_step + WARM_STEPS
+        disturbed = busy.any(axis=1)
+        some = disturbed & (busy.mean(axis=1) <= FEW_BUSY) & ~warm_up
+        if some.any():
+            disturbed &= ~(some & ~self._longer(some, ~warm_up))
+        return np.asarray(~warm_up & ~disturbed, np.bool_)
+
+    @cached_property
+    def _busy(self) -> NDArray[np.bool_]:
+        """Where a rank checkpoints or evaluates for a tenth of a step, and not in most of its steps."""
         with np.errstate(invalid="ignore"):
-            busy_elsewhere = (self.parts["checkpoint"] + self.parts["other"]) > 0.1 * duration
-        usual = busy_elsewhere.mean(axis=0) > 0.5  # a phase that every step has is part of the step
-        warm_up = self.steps < self.first_step + WARM_STEPS
-        return np.asarray(~warm_up & ~(busy_elsewhere & ~usual).any(axis=1), np.bool_)
+            busy = (self.parts["checkpoint"] + self.parts["other"]) > 0.1 * self.numbers["duration_ns"]
+        usual = busy.mean(axis=0) > 0.5  # a phase that every step has is part of the step
+        return np.asarray(busy & ~usual, np.bool_)
+
+    def _longer(self, some: NDArray[np.bool_], every: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which of `some` steps are longer for most ranks than the usual one of `every`, or not known."""
+        durations = self.numbers["duration_ns"]
+        known = np.isfinite(durations).any(axis=1)
+        lengths = np.full(len(durations), np.nan)
+        lengths[known] = np.nanmedian(durations[known], axis=1)
+        usual = np.median(lengths[every & known]) if (every & known).any() else np.nan
+        return np.asarray(some & ~(lengths <= LONGER_RATIO * usual), np.bool_)
+
+    @cached_property
+    def unusable(self) -> str:
+        """Why less than a quarter of the steps is usable. "" where more is, and of few steps."""
+        judged = self.steps >= self.first_step + WARM_STEPS
+        if judged.sum() < JUDGED or self.usable[judged].mean() >= FEW_USABLE:
+            return ""
+        checkpoint, other = (np.nansum(self.parts[name][self._busy]) for name in ("checkpoint", "other"))
+        what = "saves a checkpoint" if checkpoint > other else "is in phases of the category other"
+        lost = int((judged & ~self.usable).sum())
+        return f"in {lost} of {judged.sum()} steps a rank {what} for a tenth of the step or longer"
 
     @cached_property
     def compared(self) -> NDArray[np.int64]:

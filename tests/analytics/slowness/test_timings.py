@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pulsetrain.analytics.slowness import stalls, straggler
 from pulsetrain.analytics.slowness.timings import COMPUTED, from_matrices, running_ratio
+from pulsetrain.analytics.verdict import Healthy, findings
 from tests.analytics.fleet import fleet, timings
 
 
@@ -21,6 +23,43 @@ def test_a_phase_that_every_step_has_is_part_of_the_step():
     columns = fleet(steps=30)
     columns["other"] = np.where(columns["rank"] == 3, 0.5 * columns["duration_ns"], 0)
     assert timings(columns).usable.sum() == 28
+
+
+def evaluating(ranks, *, longer):
+    """A job of 60 steps. In every second one, one rank evaluates for a fifth of it, another one each time."""
+    columns = fleet(ranks=ranks, steps=60)
+    step, rank = columns["step"], columns["rank"]
+    evaluates = (step % 2 == 0) & (rank == step // 2 % ranks)
+    columns["other"] = np.where(evaluates, 0.2 * columns["duration_ns"], 0)
+    columns["duration_ns"] = np.where((step % 2 == 0) & longer, 1.2, 1.0) * columns["duration_ns"]
+    return columns
+
+
+@pytest.mark.parametrize(("ranks", "longer", "usable"), [(40, False, 58), (40, True, 29), (8, False, 29)])
+def test_few_ranks_that_evaluate_cost_no_step_where_nobody_waits_for_them(ranks, longer, usable):
+    assert timings(evaluating(ranks, longer=longer)).usable.sum() == usable
+
+
+def test_few_ranks_that_evaluate_hide_no_slow_rank_and_are_not_slow():
+    columns = evaluating(40, longer=False)
+    assert [type(v) for v in straggler.find(timings(columns))] == [Healthy]
+    for part in COMPUTED:
+        columns[part] = np.where(columns["rank"] == 7, 1.5, 1.0) * columns[part]
+    (slow,) = findings(straggler.find(timings(columns)))
+    assert (slow.subject_type, slow.subject) == ("rank", "7")
+
+
+@pytest.mark.parametrize(
+    ("part", "what"), [("checkpoint", "saves a checkpoint"), ("other", "category other")]
+)
+def test_a_job_of_which_hardly_a_step_is_usable_is_blind_and_says_why(part, what):
+    columns = fleet(ranks=8, steps=60)
+    busy = columns["rank"] == columns["step"] % 8
+    columns[part] = np.where(busy, 0.2 * columns["duration_ns"], 0)
+    job = timings(columns)
+    said = [*straggler.find(job), *stalls.find(job, stalls.DATA)]
+    assert all(v.blind and what in v.reason for v in said)
+    assert timings(fleet(ranks=8, steps=10)).unusable == ""
 
 
 def test_a_restart_in_the_middle_of_a_range_warms_up_at_its_own_first_step():
