@@ -29,6 +29,15 @@ class LeftBehind:
         """The verdicts. One that finds nobody slow and is not on all ranks is inconclusive."""
         return [self._judge(job, v, now_s) if isinstance(v, Healthy) else v for v in verdicts]
 
+    def of_steps(self, verdicts: Sequence[Verdict]) -> list[Verdict]:
+        """The verdicts of other analyzers of steps. They see the same ranks: none finds nothing on all."""
+        return [
+            Inconclusive(analyzer=v.analyzer, reason=self._reason, numbers=v.numbers)
+            if self._reason and isinstance(v, Healthy)
+            else v
+            for v in verdicts
+        ]
+
     def _judge(self, job: JobSnapshot, verdict: Healthy, now_s: float) -> Verdict:
         compared = verdict.numbers.get("ranks")
         if verdict.analyzer != straggler.NAME or compared is None:

@@ -366,6 +366,8 @@ class StoreAnalysis:
             after = job.snapshot()
             if group == FIRST:
                 verdicts = memory.left_behind.look(after, verdicts, self._clock.monotonic_s())
+            elif group == "steps":
+                verdicts = memory.left_behind.of_steps(verdicts)
             self._report(after, memory, before.attempt, said, verdicts)
 
     def _report(

@@ -57,3 +57,16 @@ def test_all_other_verdicts_stay_as_they_are():
     ]
     for at_s in (0.0, 2 * LATE_S):
         assert memory.look(job(900, 1, 1, 1), verdicts, at_s) == verdicts
+
+
+def test_no_analyzer_of_steps_finds_nothing_wrong_in_all_ranks_while_some_are_left_behind():
+    memory, of = LeftBehind(), job(900, 899, 901, 400)
+    verdicts = [finding("data_stall"), Healthy(analyzer="numerics", numbers={"steps": 9})]
+    assert memory.of_steps(verdicts) == verdicts
+    for at_s in (0.0, LATE_S):
+        told(memory, of, 3, at_s)
+    reason = "only 3 of 4 ranks were compared: rank 3 is 501 or more steps behind"
+    assert memory.of_steps(verdicts) == [
+        verdicts[0],
+        Inconclusive(analyzer="numerics", reason=reason, numbers={"steps": 9}),
+    ]

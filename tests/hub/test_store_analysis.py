@@ -245,6 +245,11 @@ def test_nobody_is_said_to_be_healthy_of_ranks_that_were_left_behind():
     assert isinstance(answers[0], Healthy)
     assert isinstance(answers[-1], Inconclusive)
     assert "2 of 4" in answers[-1].reason
+    reasons = {
+        v.analyzer: getattr(v, "reason", "") for v in site.sink.detected["j"] if hasattr(v, "analyzer")
+    }
+    assert reasons["mfu"] == reasons["straggler"]
+    assert reasons["network"] == ""
 
 
 def test_what_was_found_in_an_attempt_that_is_over_is_not_reported():
