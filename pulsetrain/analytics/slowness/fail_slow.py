@@ -386,15 +386,25 @@ def _job_finding(timings: Timings, stretch: SlowStretch, times: _Times, measure:
 
 
 def _may_be_more_work(whole: Sequence[Finding]) -> list[Finding]:
-    """The same findings on the job. Information, where compute takes longer."""
-    return [
-        replace(
-            f, severity="info", summary=f"{f.summary}; steps may be more work: their FLOPs are not counted"
-        )
-        if f.evidence["measure"] == "compute"
-        else f
-        for f in whole
-    ]
+    """The same findings on the job. Information, where compute takes longer.
+
+    Where steps do, and it is not known that compute does not, they are warnings at most.
+    """
+    return [f if _computes_alike(f) else _doubtful(f) for f in whole]
+
+
+def _computes_alike(finding: Finding) -> bool:
+    """Whether the job's ranks are known to compute for as long as before."""
+    compute = finding.evidence["grew"].get("compute")
+    return finding.evidence["measure"] == "step" and compute is not None and compute <= GREW_RATIO
+
+
+def _doubtful(finding: Finding) -> Finding:
+    """A finding on steps of which nobody counts the work."""
+    of_steps = finding.evidence["measure"] == "step" and finding.severity != "info"
+    severity: Severity = "warning" if of_steps else "info"
+    summary = f"{finding.summary}; steps may be more work: their FLOPs are not counted"
+    return replace(finding, severity=severity, summary=summary)
 
 
 def _sentence(stretch: SlowStretch, steps: NDArray[np.int64], measure: str) -> str:

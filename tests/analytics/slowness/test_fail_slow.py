@@ -111,6 +111,18 @@ def test_a_job_whose_flops_nobody_counts_may_just_have_more_work():
     assert "may be more work" in guessed.summary
 
 
+@pytest.mark.parametrize(("known", "severity"), [(True, "critical"), (False, "warning")])
+def test_longer_steps_may_be_more_work_unless_ranks_are_known_to_compute_as_before(known, severity):
+    compute = calm(noise=0.005)
+    whole = compute.max(axis=0) + np.where(np.arange(300) < 150, 0.1, 1.5)
+    job = records(compute, duration=whole)
+    if not known:
+        job.parts["compute"][:] = np.nan
+    (found,) = findings(find(job, inferred=lambda: True))
+    assert (found.subject_type, found.evidence["measure"], found.severity) == ("job", "step", severity)
+    assert ("may be more work" in found.summary) is not known
+
+
 def test_waiting_for_one_rank_is_not_put_to_the_network():
     compute, late = calm(noise=0.005), np.where(np.arange(300) < 150, 0.25, 0.55)
     whole = compute.max(axis=0) + late
