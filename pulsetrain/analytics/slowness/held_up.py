@@ -242,15 +242,43 @@ def _starved(
     timings: Timings, rows: NDArray[np.int64], cohort: NDArray[np.int64], config: StragglerConfig
 ) -> Iterator[Suspect]:
     """Ranks whose shortest queues are longer than the others' long ones."""
+    for column, mean, margin in _queue_longer(timings, rows, cohort, config):
+        if mean >= config.starved_ratio:
+            yield _suspect(timings, column, rows, mean, margin, STARVED)
+
+
+def may_be_starved(timings: Timings, config: StragglerConfig) -> str:
+    """Which rank queues for longer than the others at all times, and too little to be named. "" for none.
+
+    What it loses may slow the job. It may have queued so from its first step, so its past tells nothing.
+    """
+    rows = timings.compared[-config.starved_steps :]
+    longer = [found for cohort in timings.cohorts for found in _queue_longer(timings, rows, cohort, config)]
+    column, share, _ = max(longer, key=lambda found: found[1], default=(0, 0.0, 0.0))
+    if share < config.starved_doubt:
+        return ""
+    rank = timings.ranks[column]
+    return f"rank {rank} always queues for its processor, for {share:.0%} of its compute longer than others"
+
+
+def _queue_longer(
+    timings: Timings, rows: NDArray[np.int64], cohort: NDArray[np.int64], config: StragglerConfig
+) -> Iterator[tuple[int, float, float]]:
+    """Who queues in its quick steps for longer than the others in slow ones.
+
+    The column, the share of compute that it queues longer, and that in standard errors.
+    """
+    if len(cohort) < 3 or len(rows) < config.starved_steps:
+        return
     excess, columns = _excess(timings, STARVED, rows, cohort)
-    if len(columns) < 3 or len(rows) < config.starved_steps:
+    if len(columns) < 3:
         return
     mean = robust.trimmed_mean(excess)
     gap = robust.quartile_gap(excess)
-    for i in np.flatnonzero((gap > config.starved_gap) & (mean >= config.starved_ratio)).tolist():
+    for i in np.flatnonzero(gap > config.starved_gap).tolist():
         margin = mean[i] / max(1e-12, float(robust.standard_error(excess - mean)[i]))
         if margin > config.starved_margin:
-            yield _suspect(timings, int(columns[i]), rows, float(mean[i]), margin, STARVED)
+            yield int(columns[i]), float(mean[i]), float(margin)
 
 
 def _excess(

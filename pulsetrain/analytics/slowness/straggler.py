@@ -31,7 +31,7 @@ from pulsetrain.analytics.slowness.cohort import (
     processor_wait_ratio,
     work_of,
 )
-from pulsetrain.analytics.slowness.held_up import OFF, STARVED, find_held_up
+from pulsetrain.analytics.slowness.held_up import OFF, STARVED, find_held_up, may_be_starved
 from pulsetrain.analytics.slowness.own_history import Changes, comparable, find_changed, has_all
 from pulsetrain.analytics.slowness.straggler_config import StragglerConfig
 from pulsetrain.analytics.slowness.suspects import (
@@ -105,6 +105,7 @@ def find(
     reason = (
         hidden
         or changes.doubt
+        or may_be_starved(timings, config)
         or by_design.unequal_halves(timings, work.whole[rows], config.warning_ratio)
         or _not_known(timings, work.whole, rows)
         or _left_out(timings, work.whole, compared | set(changes.compared.tolist()), config)

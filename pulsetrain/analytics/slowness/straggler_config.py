@@ -61,6 +61,8 @@ class StragglerConfig:
     """newest steps in which it is looked for ranks that are starved of their processor where all queue"""
     starved_ratio: float = 0.3
     """least mean time in a run queue beyond the others', over the usual compute"""
+    starved_doubt: float = 0.1
+    """least such time of a rank that may be starved: nobody is healthy beside it"""
     starved_gap: float = 0.05
     """how far a rank's short queues lie above the others' long ones, over the usual compute"""
     starved_floor: float = 0.03

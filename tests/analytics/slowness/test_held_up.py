@@ -13,7 +13,7 @@ from pulsetrain.analytics.slowness import robust, straggler
 from pulsetrain.analytics.slowness.held_up import OFF, STARVED, find_held_up
 from pulsetrain.analytics.slowness.straggler_config import StragglerConfig
 from pulsetrain.analytics.slowness.timings import from_matrices
-from pulsetrain.analytics.verdict import Healthy, findings
+from pulsetrain.analytics.verdict import Healthy, Inconclusive, findings
 
 CONFIG = StragglerConfig()
 MS = 1e6
@@ -114,6 +114,23 @@ def test_one_of_two_ranks_that_came_to_sleep_between_its_phases_is_not_stopped(c
     off = np.zeros((140, 2))
     off[100:, 0] = 0.15 * 80 * MS
     assert named(from_matrices({"compute": compute + computes_longer * off, "off_cpu": off})) == held
+
+
+def queueing(more_ms, ranks=8):
+    """Ranks that compute for 60 ms and queue for some 6 ms, rank 2 for longer from the first step on."""
+    rng = np.random.default_rng(0)
+    queued = 6 * MS * rng.lognormal(0, 0.4, (60, ranks))
+    queued[:, 2] += more_ms * MS
+    own = 60 * MS * rng.lognormal(0, 0.02, (60, ranks))
+    parts = {"compute": own, "cpu_wait": queued, "duration_ns": own + queued + 50 * MS}
+    return replace(from_matrices(parts), running_ratio=own / (own + queued))
+
+
+@pytest.mark.parametrize(("more_ms", "doubt"), [(0, ""), (3, ""), (12, "rank 2"), (15, "rank 2")])
+def test_beside_a_rank_that_always_queues_longer_nobody_is_healthy(more_ms, doubt):
+    (said,) = straggler.find(queueing(more_ms))
+    assert getattr(said, "reason", "").startswith(doubt)
+    assert isinstance(said, Inconclusive if doubt else Healthy)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
