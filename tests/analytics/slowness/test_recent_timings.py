@@ -183,3 +183,17 @@ def test_a_load_of_the_same_steps_is_the_same():
     whole_steps(store, *range(30))
     steps = AttemptSteps(job="j", attempt=0, first=10, last=29)
     same(anew(store, 20), load_timings.load(store, steps, first_step=0, now_ns=0))
+
+
+def test_a_loss_that_was_not_finite_is_told_though_a_look_failed_meanwhile(monkeypatch):
+    columns = fleet(ranks=RANKS, steps=300)
+    columns["loss"] = np.where(columns["step"] == 60, np.nan, columns["loss"])
+    store, recent = GrowingStore(columns), RecentTimings("j", 0, window=20)
+    whole_steps(store, *range(40))
+    recent.look(store, 0)
+    whole_steps(store, *range(40, 300))
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "query", lambda sql, params=None: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            recent.look(store, SECOND)
+    assert recent.look(store, 2 * SECOND).skipped == tuple((60, rank) for rank in range(RANKS))
