@@ -6,7 +6,8 @@ later still (a node that was cut off sends its spool) is seen at the next reload
 are the steps of a rank that was behind by more than the window, because it had none in it.
 
 Steps may be so short that the window moves past some between two looks. Of those, only losses that were not
-finite are read. They are told for a minute.
+finite are read. They are told for a minute. So is the newest loss of a rank that has no step in the window,
+as one that steps more slowly by itself: a reload reads it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ LATE_NS = 20_000_000_000  # a rank that is so far behind is waited for no longer
 RELOAD_NS = 60_000_000_000
 PAUSE_NS = 20_000_000_000  # after a longer pause too much is new
 SKIPPED_NS = 60_000_000_000  # for how long what was not finite between two looks is told
+MOST_EARLIER = 10_000_000  # steps x ranks before the window, up to which ranks that are behind are looked for
 NO_END = 1 << 60
 
 
@@ -82,7 +84,7 @@ class RecentTimings:
         self._read_from: int | None = None
         """The first step that was not settled in the last look that ended well."""
         self._skipped: dict[tuple[int, int], int] = {}
-        """When a loss that was not finite was found in a step that no look had, by step and rank."""
+        """When a loss that is not finite was found in a step that no look had, by step and rank."""
 
     @property
     def last_step(self) -> int:
@@ -174,7 +176,17 @@ class RecentTimings:
             unsettled=steps.first,
         )
         self._settle(loaded, now_ns)
+        self._note_behind(store, loaded, steps.first - 1, now_ns)
         return loaded
+
+    def _note_behind(self, store: Queryable, loaded: _Loaded, last: int, now_ns: int) -> None:
+        """Note which ranks have no step after `last`, and a loss before that was not finite at the end."""
+        known = np.asarray(loaded.topology.column("rank").to_numpy(), np.int64)
+        behind = np.setdiff1d(known, loaded.builder.ranks).tolist()
+        earlier = self._steps(loaded.first_step, last)
+        if behind and 0 < (last - loaded.first_step + 1) * len(known) <= MOST_EARLIER:
+            rows = analysis.newest_losses_not_finite(store, earlier, behind).to_pylist()
+            self._skipped |= {(row["step"], row["rank"]): now_ns for row in rows}
 
     def _advanced(self, store: Queryable, held: _Loaded, now_ns: int) -> _Loaded | None:
         """`held` with what is stored from the first unsettled step on. None where that is not enough: another

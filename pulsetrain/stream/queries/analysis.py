@@ -90,6 +90,20 @@ def losses_not_finite(store: Queryable, steps: AttemptSteps) -> pa.Table:
     )
 
 
+def newest_losses_not_finite(store: Queryable, steps: AttemptSteps, ranks: Sequence[int]) -> pa.Table:
+    """Of `ranks` those whose newest loss in these steps is a NaN or an infinity: step, rank. In order."""
+    return store.query(
+        f"""
+        SELECT newest AS step, rank FROM (
+          SELECT rank, max(step) AS newest, argMax(assumeNotNull(loss), step) AS newest_loss FROM steps
+          WHERE {IN_RANGE} AND has({{ranks:Array(Int32)}}, rank) AND loss IS NOT NULL GROUP BY rank
+        )
+        WHERE NOT isFinite(newest_loss) ORDER BY step, rank
+        """,
+        {**steps.params, "ranks": list(ranks)},
+    )
+
+
 def phase_names(store: Queryable, steps: AttemptSteps) -> pa.Table:
     """The phases of these steps: phase, category."""
     return store.query(f"SELECT DISTINCT phase, category FROM span_rollup WHERE {IN_RANGE}", steps.params)

@@ -42,6 +42,10 @@ class FakeStore:
             names = ("rank", "node", "pp", "dp") if "topology" in sql else ("rank", "node")
             return pa.table({n: columns[n][first] for n in names})
         keep = (columns["step"] >= params["first"]) & (columns["step"] <= params["last"])
+        if "newest_loss" in sql:
+            keep &= np.isin(columns["rank"], params["ranks"])
+            last = {int(r): int(s) for s, r in zip(columns["step"][keep], columns["rank"][keep], strict=True)}
+            keep &= columns["step"] == np.array([last.get(int(r), -1) for r in columns["rank"]])
         if "NOT isFinite" in sql:
             keep &= ~np.isfinite(columns["loss"])
             return pa.table({n: columns[n][keep] for n in ("step", "rank")})

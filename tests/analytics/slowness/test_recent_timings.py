@@ -197,3 +197,16 @@ def test_a_loss_that_was_not_finite_is_told_though_a_look_failed_meanwhile(monke
         with pytest.raises(ZeroDivisionError):
             recent.look(store, SECOND)
     assert recent.look(store, 2 * SECOND).skipped == tuple((60, rank) for rank in range(RANKS))
+
+
+def test_the_newest_loss_of_a_rank_that_is_far_behind_is_told_while_it_is_not_finite():
+    """A learner beside actors that step by themselves: its tenth step comes with their two hundredth."""
+    columns = fleet(ranks=RANKS, steps=400)
+    columns["loss"] = np.where((columns["rank"] == 3) & (columns["step"] == 9), np.nan, columns["loss"])
+    store, recent = GrowingStore(columns), RecentTimings("j", 0, window=64)
+    store.come(*((step, rank) for step in range(200) for rank in range(3)))
+    store.come(*((step, 3) for step in range(10)))
+    assert recent.look(store, 0).skipped == ((9, 3),)
+    store.come((200, 0), (10, 3))
+    recent.look(store, SECOND)
+    assert recent.look(store, RELOAD_NS).skipped == ()

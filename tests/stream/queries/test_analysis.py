@@ -322,3 +322,19 @@ def test_losses_that_are_not_finite_are_those_that_were_logged(chdb_store):
     chdb_store.insert("steps", table("steps", 5, **columns), token="nan")
     of = AttemptSteps(job="nan", attempt=0, first=0, last=8)
     assert analysis.losses_not_finite(chdb_store, of)["step"].to_pylist() == [2, 4]
+
+
+def test_the_newest_loss_of_a_rank_is_that_which_it_logged_last(chdb_store):
+    nan = float("nan")
+    loss = {0: [1.0, nan, None], 1: [nan, 1.0, None], 2: [1.0, nan, nan], 3: [nan, nan, nan]}
+    columns = {
+        "job": "behind",
+        "attempt": [0] * 12,
+        "rank": [rank for rank in loss for _ in range(3)],
+        "step": [1, 2, 3] * 4,
+        "loss": [value for values in loss.values() for value in values],
+    }
+    chdb_store.insert("steps", table("steps", 12, **columns), token="behind")
+    of = AttemptSteps(job="behind", attempt=0, first=0, last=3)
+    found = analysis.newest_losses_not_finite(chdb_store, of, [0, 1, 2])
+    assert found.to_pylist() == [{"step": 2, "rank": 0}, {"step": 3, "rank": 2}]
