@@ -25,6 +25,10 @@ MIN_NORM_RISE = 2.0  # least relative rise of the gradient norm that is a jump: 
 MAX_CHECKED = 4096  # high values of single ranks that are looked at closely
 MAX_RANK_SHARE = 0.25  # where more of the ranks jump, it is not the fault of single ranks
 LASTING = 10  # logged steps in a row, up to the newest, that are more than overflows of a loss scaler
+OFTEN_RATIO = (
+    0.2  # of the newer half of the logged steps, from which overflows are more than tries of a scaler
+)
+OFTEN_LOGGED = 50  # logged steps that tell that: a scaler begins with a scale that is too large
 FROM_THE_START = "Look at the script's initialization and its data first. The {what} was never finite."
 CAVEAT = "finite and smooth numbers do not rule out silent data corruption"
 _TINY = 1e-12  # keeps ratios finite
@@ -106,20 +110,24 @@ def _overflows(timings: Timings, logged: dict[str, Mask]) -> Finding | None:
     """Return what is known of gradients that overflowed now and then beside a loss that was always finite.
 
     A loss scaler for fp16 tries a larger scale from time to time, and skips the step that overflows (torch,
-    `torch.amp.GradScaler`). That is how it works, and nobody's fault.
+    `torch.amp.GradScaler`). That is how it works, and nobody's fault. Where it skips many steps for long, no
+    scale fits, and the model hardly learns.
     """
     known = _of_steps(logged["grad_norm"])
     bad = _of_steps(_bad(timings, "grad_norm", logged["grad_norm"]))[known]
     if not bad.any() or _at_the_end(bad) >= LASTING or _bad(timings, "loss", logged["loss"]).any():
         return None
-    steps = timings.steps[known][bad]
+    steps, newer = timings.steps[known][bad], bad[len(bad) // 2 :]
+    often = len(bad) >= OFTEN_LOGGED and float(newer.mean()) >= OFTEN_RATIO
+    skips = f" A loss scaler skips such updates: {newer.sum()} of the newest {len(newer)}." if often else ""
     return timings.finding(
         "grad_overflow",
         "job",
         timings.job,
-        severity="info",
+        severity="warning" if often else "info",
         confidence=0.9,
-        summary=f"The gradient norm overflowed in {len(steps)} of {len(bad)} steps, last at {steps[-1]}.",
+        summary=f"The gradient norm overflowed in {len(steps)} of {len(bad)} steps, last at {steps[-1]}."
+        + skips,
         evidence={
             "query": "analysis.steps",
             "what": "grad_norm",

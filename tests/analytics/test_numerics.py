@@ -82,6 +82,21 @@ def test_gradients_that_overflow_now_and_then_are_information():
     assert newest.severity == "info"
 
 
+@pytest.mark.parametrize(
+    ("steps", "severity"),
+    [
+        ([step for step in range(60) if step % 10], "warning"),
+        (range(30, 60, 4), "warning"),
+        (range(20), "info"),  # a scaler that begins with too large a scale
+        (range(0, 60, 8), "info"),
+    ],
+)
+def test_gradients_that_overflow_in_many_steps_for_long_are_a_warning(steps, severity):
+    (finding,) = findings(numerics.find(logs(falling(), with_overflows(*steps))))
+    assert (finding.kind, finding.severity) == ("grad_overflow", severity)
+    assert ("skips such updates" in finding.summary) == (severity == "warning")
+
+
 def test_gradients_that_stay_not_finite_and_those_beside_such_a_loss_are_critical():
     (lasting,) = findings(numerics.find(logs(falling(), with_overflows(*range(40, 60)))))
     assert (lasting.severity, lasting.evidence["first_step"]) == ("critical", 40)
