@@ -22,6 +22,8 @@ MIN_STEPS = 10  # steps before a step that are needed; their median is what is u
 NOISE_SIGMAS = 8.0
 MIN_LOSS_RISE = 0.2  # least relative rise of the loss that is a spike
 MIN_NORM_RISE = 2.0  # least relative rise of the gradient norm that is a jump: three times its usual value
+NEAR_ZERO_SIGMAS = 3.0  # of the noise, below which the usual loss is as good as zero
+EXCURSIONS = 3.0  # times the largest one before, from which a loss around zero has a spike
 MAX_CHECKED = 4096  # high values of single ranks that are looked at closely
 MAX_RANK_SHARE = 0.25  # where more of the ranks jump, it is not the fault of single ranks
 LASTING = 10  # logged steps in a row, up to the newest, that are more than overflows of a loss scaler
@@ -36,12 +38,16 @@ _TINY = 1e-12  # keeps ratios finite
 
 @dataclass(frozen=True, order=True)
 class _Jump:
-    """A rise at one step. `rise` is relative to `usual`, the median of the steps before."""
+    """A rise at one step. `rise` is relative to `usual`, the median of the steps before.
+
+    `near_zero`: these lie around zero, and `rise` is relative to the largest excursion among them.
+    """
 
     rise: float
     row: int
     usual: float
     value: float
+    near_zero: bool = False
 
     def evidence(self, timings: Timings) -> dict[str, object]:
         return {
@@ -49,7 +55,7 @@ class _Jump:
             "step": int(timings.steps[self.row]),
             "value": self.value,
             "usual": self.usual,
-            "ratio": round(1 + self.rise, 4),
+            **({"excursions": round(self.rise, 4)} if self.near_zero else {"ratio": round(1 + self.rise, 4)}),
             "caveat": CAVEAT,
         }
 
@@ -207,7 +213,11 @@ def _label(name: str) -> str:
 
 
 def _jumps_of_job(timings: Timings, name: str, kind: str, min_rise: float, logged: Mask) -> list[Finding]:
-    """Return the highest jump of the median over ranks, if there is one beyond the noise."""
+    """Return the highest jump of the median over ranks, if there is one beyond the noise.
+
+    A loss around zero, as that of a policy, has no usual size. There a jump must stand out from all that was
+    before, and is information.
+    """
     finite = logged & np.isfinite(timings.numbers[name])
     rows = np.flatnonzero(finite.any(axis=1))
     if len(rows) <= MIN_STEPS:
@@ -215,20 +225,24 @@ def _jumps_of_job(timings: Timings, name: str, kind: str, min_rise: float, logge
     values = np.nanmedian(np.where(finite[rows], timings.numbers[name][rows], np.nan), axis=1)
     jumps = []
     for i in _high(values, min_rise):
-        usual, noise = _usual_and_noise(values[max(0, i - NOISE_STEPS) : i])
+        past = values[max(0, i - NOISE_STEPS) : i]
+        usual, noise = _usual_and_noise(past)
         height = float(values[i]) - usual
-        if height > NOISE_SIGMAS * noise:
-            rise = height / max(abs(usual), _TINY)
-            jumps.append(_Jump(rise, int(rows[i]), usual, float(values[i])))
+        largest = float(np.abs(past - usual).max())
+        around = past.min() < 0 < past.max() or abs(usual) < NEAR_ZERO_SIGMAS * noise
+        near_zero = bool(name == "loss" and around)
+        rise = height / max(largest if near_zero else abs(usual), _TINY)
+        if height > NOISE_SIGMAS * noise and (not near_zero or rise >= EXCURSIONS):
+            jumps.append(_Jump(rise, int(rows[i]), usual, float(values[i]), near_zero))
     if not jumps:
         return []
-    jump = max(jumps)
+    jump = max(jumps, key=lambda jump: (not jump.near_zero, jump))
     return [
         timings.finding(
             kind,
             "job",
             timings.job,
-            severity="warning",
+            severity="info" if jump.near_zero else "warning",
             confidence=min(0.97, 0.8 + 0.1 * jump.rise / min_rise * 0.5),
             summary=f"The {_label(name)} rose from {jump.usual:.4g} to {jump.value:.4g} "
             f"at step {timings.steps[jump.row]}.",

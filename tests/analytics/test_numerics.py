@@ -136,6 +136,22 @@ def test_a_spike_and_a_jump_are_found():
     assert [(f.kind, f.evidence["step"]) for f in reported] == [("loss_spike", 40), ("grad_norm_jump", 45)]
 
 
+def around_zero(seed, steps=200):
+    """A loss like that of a policy: it wanders around zero, now and then by some times as much as usual."""
+    draw = np.random.default_rng(seed)
+    return (0.02 * draw.standard_t(2.5, steps)).tolist()
+
+
+def test_a_loss_around_zero_has_a_spike_only_where_it_stands_out_from_all_before():
+    said = [f for seed in range(40) for f in findings(numerics.find(logs(around_zero(seed))))]
+    assert {f.severity for f in said} <= {"info"}
+    assert len(said) <= 8
+    loss = around_zero(0)
+    loss[150] = 5.0
+    (spike,) = findings(numerics.find(logs(loss)))
+    assert (spike.kind, spike.severity, spike.evidence["step"]) == ("loss_spike", "info", 150)
+
+
 def own_norms(ranks=8, steps=60, seed=0):
     """A gradient norm of each rank's own, as before the reduction; stages differ in size."""
     draw = np.random.default_rng(seed)
