@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -23,16 +23,17 @@ from pulsetrain.analytics.slowness import (
     straggler,
 )
 from pulsetrain.analytics.slowness.device_peaks import Peak
-from pulsetrain.analytics.slowness.open_slowdowns import OpenSlowdowns
+from pulsetrain.analytics.slowness.open_slowdowns import KINDS, OpenSlowdowns
 from pulsetrain.analytics.slowness.recent_transfers import RecentTransfers
 from pulsetrain.analytics.slowness.timings import Timings
-from pulsetrain.analytics.verdict import Inconclusive, Verdict, findings, guarded
+from pulsetrain.analytics.verdict import Failed, Healthy, Inconclusive, Verdict, findings, guarded
 from pulsetrain.analytics.without_steps import WithoutSteps
 from pulsetrain.core.errors import PulsetrainError, UsageError
 from pulsetrain.stream.queries import analysis
 from pulsetrain.stream.queries.machines import AttemptTime
 from pulsetrain.stream.queries.queryable import AttemptSteps, Queryable
 
+OPEN_SLOWDOWNS = "open_slowdowns"
 DEFAULT_WINDOW_STEPS = 256  # steps that are read where the caller does not name a first step
 MOST_CELLS = 10_000_000  # steps x ranks that are held at once, about 200 bytes each: 2 GB
 
@@ -287,7 +288,17 @@ def analyze_recent(
         now_ns=timings.now_ns,
         recent=recent,
     )
-    return recent.slowdowns.take(verdicts_of(source, analyzers), timings, analyzers)
+    said = verdicts_of(source, analyzers)
+    taken = guarded(OPEN_SLOWDOWNS, lambda: recent.slowdowns.take(said, timings, analyzers))
+    lost = [v for v in taken if isinstance(v, Failed) and v.analyzer == OPEN_SLOWDOWNS]
+    return _without_slowdowns(said, lost[0], analyzers) if lost else taken
+
+
+def _without_slowdowns(said: Sequence[Verdict], lost: Failed, asked: Iterable[str]) -> list[Verdict]:
+    """The verdicts where it is not known which slowdowns are open: of those nobody is healthy."""
+    failed = [Failed(analyzer=name, error=lost.error) for name in KINDS.values() if name in asked]
+    names = {verdict.analyzer for verdict in failed}
+    return [*(v for v in said if not (isinstance(v, Healthy) and v.analyzer in names)), *failed]
 
 
 def verdicts_of(source: AnalyzerInput, analyzers: Mapping[str, Analyzer]) -> list[Verdict]:

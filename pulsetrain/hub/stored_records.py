@@ -71,7 +71,8 @@ class _Held:
     since_s: float | None = None
     """When others than ranks were first asked about: a job that may name no steps has no rows of them yet."""
     transfers: RecentTransfers = field(default_factory=RecentTransfers)
-    hardware: JobHardware = field(default_factory=JobHardware)
+    hardware: JobHardware | None = None
+    """What was read last, None before."""
     slowdowns: OpenSlowdowns = field(default_factory=OpenSlowdowns)
     reloads: int = 0
     looked_s: float = 0.0
@@ -210,7 +211,7 @@ class StoreRecords:
             return {group: of_ranks if group == "ranks" else [] for group in groups}
         held.version += held.timings.changed
         if held.reloads != held.timings.reloads:
-            held.hardware = JobHardware.read(store, held.timings.newest)
+            held.hardware = _hardware(store, held)
             held.reloads, held.transfers = held.timings.reloads, RecentTransfers()
         held.transfers.settled_before = held.timings.unsettled
         if held.timings.changed or held.slowest is None:
@@ -218,7 +219,7 @@ class StoreRecords:
         recent = Recent(
             timings=timings,
             transfers=held.transfers,
-            hardware=held.hardware,
+            hardware=held.hardware or JobHardware(),
             slowdowns=held.slowdowns,
         )
         said: dict[Group, list[Verdict] | None] = {}
@@ -271,6 +272,17 @@ class StoreRecords:
         if young and isinstance(verdict, Inconclusive) and verdict.analyzer == ANALYZE:
             return replace(verdict, blind=False)
         return verdict
+
+
+def _hardware(store: Queryable, held: _Held) -> JobHardware:
+    """What the job runs on, as it was read before where it cannot be read. Raises where it never was."""
+    try:
+        return JobHardware.read(store, held.timings.newest)
+    except Exception as error:  # the next reload asks again
+        if held.hardware is None:
+            raise
+        log.warning("hardware_not_read", job=held.timings.job, error=one_line(error))
+        return held.hardware
 
 
 def _ranked(timings: Timings, held: _Held) -> Slowest | None:

@@ -8,7 +8,7 @@ from pulsetrain.analytics.analyze import MACHINE_ANALYZERS, STEP_ANALYZERS
 from pulsetrain.analytics.incidents.alert_state import AlertConfig
 from pulsetrain.analytics.incidents.alerts import AlertBook
 from pulsetrain.analytics.slowness import stepless
-from pulsetrain.analytics.verdict import Inconclusive, findings
+from pulsetrain.analytics.verdict import Failed, Healthy, Inconclusive, findings
 from pulsetrain.hub import stored_records
 from pulsetrain.hub.stored_records import FREE_S, YOUNG_S, StoreRecords
 from tests.analytics.fleet import fleet
@@ -184,13 +184,35 @@ def test_ranks_are_judged_though_it_is_not_known_which_are_the_slowest(monkeypat
     assert records.slowest("j", 0) is None
 
 
-def test_rounds_that_cannot_be_read_leave_the_other_answers_and_say_that_they_failed(monkeypatch):
-    def broken(*args):
-        raise OSError("no table")
+def broken(*args):
+    raise OSError("no answer")
 
+
+def test_open_slowdowns_that_cannot_be_told_leave_the_other_answers_and_nobody_healthy(monkeypatch):
+    monkeypatch.setattr(stored_records.OpenSlowdowns, "take", broken)
+    said = StoreRecords(job_of(60)).look("j", 0, 0, ("steps",))["steps"]
+    failed = {v.analyzer: v.error for v in said if isinstance(v, Failed)}
+    assert (failed["fail_slow"], failed["mfu"]) == ("OSError: no answer",) * 2
+    healthy = {v.analyzer for v in said if isinstance(v, Healthy)}
+    assert not healthy & set(failed)
+    assert {"numerics", "data_stall"} <= healthy
+
+
+def test_hardware_that_cannot_be_read_again_is_as_it_was(monkeypatch):
+    """Where it never was read nobody may be compared: ranks may have GPUs of different models."""
+    records, unread = StoreRecords(store := job_of(60)), StoreRecords(store)
+    assert records.look("j", 0, 0, ("ranks",))["ranks"]
+    monkeypatch.setattr(stored_records.JobHardware, "read", broken)
+    later_ns = 61 * 10**9
+    assert isinstance(records.look("j", 0, later_ns, ("steps",))["steps"][-1], Healthy | Inconclusive)
+    with pytest.raises(OSError, match="no answer"):
+        unread.look("j", 0, later_ns, ("ranks",))
+
+
+def test_rounds_that_cannot_be_read_leave_the_other_answers_and_say_that_they_failed(monkeypatch):
     monkeypatch.setattr(stepless, "newest", broken)
     nothing, failed = StoreRecords(Store()).look("j", 0, 0, ("ranks",))["ranks"]
-    assert (nothing.analyzer, failed.error) == ("analyze", "OSError: no table")
+    assert (nothing.analyzer, failed.error) == ("analyze", "OSError: no answer")
 
 
 def test_operations_that_are_too_many_to_read_are_counted_once_a_minute():
