@@ -25,6 +25,7 @@ MIN_NORM_RISE = 2.0  # least relative rise of the gradient norm that is a jump: 
 NEAR_ZERO_SIGMAS = 3.0  # of the noise, below which the usual loss is as good as zero
 EXCURSIONS = 3.0  # times the largest one before, from which a loss around zero has a spike
 MAX_CHECKED = 4096  # high values of single ranks that are looked at closely
+MOST_RANKS = 8  # that are named by findings of their own
 MAX_RANK_SHARE = 0.25  # where more of the ranks jump, it is not the fault of single ranks
 LASTING = 10  # logged steps in a row, up to the newest, that are more than overflows of a loss scaler
 OFTEN_RATIO = (
@@ -270,7 +271,8 @@ def _usual_and_noise(past: Floats) -> tuple[float, float]:
 def _jumps_of_ranks(timings: Timings, logged: Mask) -> list[Finding]:
     """Return the highest jump of each rank whose own gradient norm rose while those of most did not.
 
-    Such a rank adds to the sum something that differs from what it computed before.
+    Such a rank adds to the sum something that differs from what it computed before. Of many ranks, those that
+    rose most are named, and the others are counted.
     """
     values = np.where(
         logged & np.isfinite(timings.numbers["grad_norm"]), timings.numbers["grad_norm"], np.nan
@@ -288,7 +290,9 @@ def _jumps_of_ranks(timings: Timings, logged: Mask) -> list[Finding]:
             highest[column] = jump
     if len(highest) > MAX_RANK_SHARE * len(columns):
         return []
-    return [_rank_finding(timings, column, highest[column]) for column in sorted(highest)]
+    named = sorted(highest, key=lambda column: (highest[column], -column), reverse=True)[:MOST_RANKS]
+    others = len(highest) - len(named)
+    return [_rank_finding(timings, column, highest[column], others) for column in sorted(named)]
 
 
 def _jump_at(series: Floats, row: int) -> _Jump | None:
@@ -305,16 +309,17 @@ def _jump_at(series: Floats, row: int) -> _Jump | None:
     return _Jump(rise, row, usual, float(series[row]))
 
 
-def _rank_finding(timings: Timings, column: int, jump: _Jump) -> Finding:
+def _rank_finding(timings: Timings, column: int, jump: _Jump, others: int) -> Finding:
     rank, node = int(timings.ranks[column]), timings.node_of(column)
     where = f"rank {rank} on {node}" if node else f"rank {rank}"
+    who, more = (where, f" Those of {others:,} other ranks rose less.") if others else (f"{where} alone", "")
     return timings.finding(
         "grad_norm_jump",
         "rank",
         str(rank),
         severity="warning",
         confidence=min(0.97, 0.8 + 0.05 * jump.rise / MIN_NORM_RISE),
-        summary=f"The gradient norm of {where} alone rose from {jump.usual:.4g} to {jump.value:.4g} "
-        f"at step {timings.steps[jump.row]}.",
-        evidence=jump.evidence(timings),
+        summary=f"The gradient norm of {who} rose from {jump.usual:.4g} to {jump.value:.4g} "
+        f"at step {timings.steps[jump.row]}.{more}",
+        evidence={**jump.evidence(timings), "ranks_not_named": others},
     )

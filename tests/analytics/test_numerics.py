@@ -201,6 +201,16 @@ def test_a_worse_jump_is_never_milder():
     assert weights[0] == 0.0 < weights[2]
 
 
+def test_of_many_ranks_that_jump_those_that_rose_most_are_named():
+    norms = own_norms(ranks=48)
+    for rank in range(10):
+        norms[40][rank] *= 50 + 10 * rank
+    found = findings(numerics.find(logs([None] * 60, norms, ranks=48)))
+    assert {f.subject for f in found} == {str(rank) for rank in range(2, 10)}
+    assert all(f.summary.endswith("Those of 2 other ranks rose less.") for f in found)
+    assert {f.evidence["ranks_not_named"] for f in found} == {2}
+
+
 def test_one_step_or_none_is_a_verdict():
     assert numerics.find(logs([1.0]))
     assert numerics.find(logs([]))
