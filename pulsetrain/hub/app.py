@@ -72,6 +72,7 @@ class Parts:
     inbox: HeartbeatInbox
     reporter: Reporter
     past_findings: Callable[[], Sequence[Finding]]
+    recall: Callable[[Sequence[Finding]], None]
     stacks: Stacks
     ras: RasReports
     profiles: Profiles
@@ -131,7 +132,7 @@ async def _recall(parts: Parts) -> None:
     except Exception as error:  # noqa: BLE001 - a leader without loops would heal nobody
         log.warning("findings_not_recalled", error=str(error))
     else:
-        parts.reporter.recall(past, parts.alerts.is_active)
+        parts.recall(past)
 
 
 def api(parts: Parts) -> list[BaseRoute]:

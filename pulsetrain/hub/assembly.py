@@ -91,6 +91,7 @@ class Detection:
 
     reporter: Reporter
     past_findings: Callable[[], Sequence[Finding]]
+    recall: Callable[[Sequence[Finding]], None]
     stacks: Stacks
     ras: RasReports
     live: LiveWatch
@@ -147,7 +148,7 @@ def assemble(
     loops.add("heartbeats", inbox.turn, stale_after_s=STALE_S["heartbeats"])
     detection = _detection(controller, alerts, writer, store, intake, pace, memory, settings, clock, loops)
     if leadership.role is Role.ALONE:
-        detection.reporter.recall(detection.past_findings(), alerts.is_active)
+        detection.recall(detection.past_findings())
     own = [lambda: loops.statuses() if loops.started else (), lambda: [writer.status(), intake.status()]]
     table = LoopTable(own, controller.jobs)
     intake.metrics.registry.register(LoopCollector(table.rows))
@@ -179,6 +180,7 @@ def assemble(
         inbox=inbox,
         reporter=detection.reporter,
         past_findings=detection.past_findings,
+        recall=detection.recall,
         stacks=detection.stacks,
         ras=detection.ras,
         profiles=Profiles(controller.jobs, detection.live, writer),
@@ -263,8 +265,14 @@ def _detection(
     analysis = StoreAnalysis(jobs, records, reporter, clock, stacks.detector, pace)
     past_jobs = PastJobs(jobs, past, reporter, writer, clock)
     by_job = (live, machines, checks, switches, analysis, records, stacks, ras, reporter)
+
+    def recall(earlier: Sequence[Finding]) -> None:
+        reporter.recall(earlier, alerts.is_active)
+        records.recall(finding for finding in earlier if alerts.is_active(finding))
+
     return Detection(
         reporter=reporter,
+        recall=recall,
         past_findings=lambda: past.findings(clock.wall_ns(), memory.jobs()),
         stacks=stacks,
         ras=ras,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -27,7 +27,7 @@ from pulsetrain.analytics.slowness.recent_timings import RecentTimings
 from pulsetrain.analytics.slowness.recent_transfers import RecentTransfers
 from pulsetrain.analytics.slowness.slowest import Slowest, slowest
 from pulsetrain.analytics.slowness.timings import Timings
-from pulsetrain.analytics.verdict import Failed, Inconclusive, Verdict
+from pulsetrain.analytics.verdict import Failed, Finding, Inconclusive, Verdict
 from pulsetrain.analytics.without_steps import rounds
 from pulsetrain.core.clock import Clock, SystemClock
 from pulsetrain.core.supervisor import one_line
@@ -68,12 +68,12 @@ class _Held:
     """What is kept of one attempt between looks."""
 
     timings: RecentTimings
+    slowdowns: OpenSlowdowns
     since_s: float | None = None
     """When others than ranks were first asked about: a job that may name no steps has no rows of them yet."""
     transfers: RecentTransfers = field(default_factory=RecentTransfers)
     hardware: JobHardware | None = None
     """What was read last, None before."""
-    slowdowns: OpenSlowdowns = field(default_factory=OpenSlowdowns)
     reloads: int = 0
     looked_s: float = 0.0
     slowest: Slowest | None = None
@@ -139,6 +139,7 @@ class StoreRecords:
         self._store, self._one_thread = store, OneThread(store)
         self._inserts, self._versions, self._hurry = inserts, versions, hurry
         self._held: dict[str, _Held] = {}
+        self._earlier: dict[tuple[str, int], list[Finding]] = {}
         self._analyzers: dict[Group, dict[str, Analyzer]] = {"ranks": {}, "steps": {}, "machines": {}}
         for name, analyzer in for_device(device).items():
             group, tables = group_of(name), MACHINE_TABLES.get(name)
@@ -174,9 +175,15 @@ class StoreRecords:
         """Have rows stored soon that this process stores."""
         self._hurry()
 
+    def recall(self, earlier: Iterable[Finding]) -> None:
+        """Take findings that were open when an earlier hub ended, the newest of each job first."""
+        for finding in earlier:
+            self._earlier.setdefault((finding.job, finding.attempt), []).append(finding)
+
     def forget(self, job: str) -> None:
         """A job is not kept any longer."""
         self._held.pop(job, None)
+        self._earlier = {of: found for of, found in self._earlier.items() if of[0] != job}
 
     def _attempt(self, job: str, attempt: int, groups: Collection[Group]) -> _Held:
         now_s = self._clock.monotonic_s()
@@ -184,7 +191,8 @@ class StoreRecords:
         held = self._held.get(job)
         if held is None or held.timings.attempt != attempt:
             recent = RecentTimings(job, attempt, window=DEFAULT_WINDOW_STEPS)
-            held = self._held[job] = _Held(timings=recent)
+            slowdowns = OpenSlowdowns(self._earlier.pop((job, attempt), ()))
+            held = self._held[job] = _Held(timings=recent, slowdowns=slowdowns)
         if held.since_s is None and set(groups) != {"ranks"}:
             held.since_s = now_s
         held.looked_s = now_s

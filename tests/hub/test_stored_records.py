@@ -147,6 +147,20 @@ def test_a_slowdown_is_known_after_a_long_round_of_looks_and_a_step_of_the_clock
     assert not findings(said)
 
 
+def test_a_slowdown_of_an_attempt_is_known_to_the_next_hub():
+    columns = fleet(ranks=4, steps=2000, everyone=np.where(np.arange(2000) < 1000, 1.0, 1.5))
+    store = GrowingStore(columns)
+    whole_steps(store, *range(1100))
+    open_before = findings(StoreRecords(store).look("j", 0, 0, ("steps",))["steps"])
+    assert {f.kind for f in open_before} == {"fail_slow", "mfu_decay"}
+    whole_steps(store, *range(1100, 2000))
+    for attempt, kinds in ((0, {"fail_slow", "mfu_decay"}), (1, set())):
+        records = StoreRecords(store)
+        records.recall(open_before)
+        said = records.look("j", attempt, 0, ("steps",))["steps"]
+        assert {f.kind for f in findings(said)} == kinds
+
+
 def test_a_loss_that_is_not_finite_between_two_looks_is_told():
     """Steps of 10 ms: the window of a look holds less than a second look's pause."""
     columns = fleet(ranks=4, steps=1700)

@@ -6,7 +6,7 @@ that a look sees are slow steps, and nothing in them is wrong. So the level befo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -23,42 +23,95 @@ NEWEST = 20  # steps that tell whether times are as before
 BACK_SHARE = 0.5  # of the rise, below which they are
 SAME_WORK = 0.05  # by which the FLOPs or tokens of a step may differ
 UNKNOWN_NS = 1_800_000_000_000  # for so long a slowdown is kept of which no step tells whether it goes on
+KEPT = "kept"  # in the evidence of a slowdown: the level before it
 KINDS: Mapping[str, str] = MappingProxyType({"fail_slow": fail_slow.NAME, "mfu_decay": mfu.NAME})
 """Kinds of findings on jobs, and the analyzer of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Open:
-    """A slowdown that was seen. `cost` gives what a step costs, and `limit` is the level that ends it.
+class _Level:
+    """What a step cost before a slowdown.
 
-    `work` gives what a step does, and `done` is what one did when that was measured. Costs of other work say
-    nothing. `known_ns` is when steps told last that it goes on.
+    `measure`: the time of a step (`step`), of its compute (`compute`), or of a FLOP (`flops`). `per_token`:
+    of the first two, for a token. `limit` is the cost that ends the slowdown. `done` is what a step did when
+    that was measured: its FLOPs, else its tokens, for a token where costs are. NaN: not known. Costs of other
+    work say nothing.
     """
 
-    finding: Finding
-    cost: Callable[[Timings], Floats]
+    measure: str
+    per_token: bool
     limit: float
-    work: Callable[[Timings], float]
     done: float
-    known_ns: int
+
+    @classmethod
+    def told_by(cls, kept: object) -> _Level | None:
+        """The level that an earlier hub recorded. None where that is damaged."""
+        try:
+            match kept:
+                case {"measure": str(measure), "per_token": bool(per_token), "limit": limit, "done": done}:
+                    done = np.nan if done is None else float(done)
+                    return cls(measure=measure, per_token=per_token, limit=float(limit), done=done)
+        except (TypeError, ValueError):
+            pass
+        return None
+
+    def row(self) -> dict[str, object]:
+        """The level as JSON."""
+        done = None if np.isnan(self.done) else self.done
+        return {"measure": self.measure, "per_token": self.per_token, "limit": self.limit, "done": done}
+
+    def cost(self, of: Timings) -> Floats:
+        """What each step costs."""
+        times = _each(of, of.parts["compute"] if self.measure == "compute" else of.numbers["duration_ns"])
+        if self.measure == "flops":
+            return times / _usual_count(of, "flops")
+        return times / _usual_count(of, "tokens") if self.per_token else times
+
+    def work(self, of: Timings) -> float:
+        """What a step does. Of a cost for a FLOP it does not matter."""
+        if self.measure == "flops":
+            return 1.0
+        tokens, flops = _usual_count(of, "tokens"), _usual_count(of, "flops")
+        of_steps = flops / tokens if self.per_token else np.where(np.isfinite(flops), flops, tokens)
+        return _newest(of_steps, of)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Open:
+    """A slowdown that was seen. `known_ns` is when steps told last that it goes on, 0 for never."""
+
+    finding: Finding
+    level: _Level
+    known_ns: int = 0
+
+    @property
+    def told(self) -> Finding:
+        """The finding. Its evidence says what ends it, so that it outlives a hub."""
+        evidence = {**self.finding.evidence, KEPT: self.level.row()}
+        return replace(self.finding, evidence=evidence)
 
     def after(self, timings: Timings) -> _Open | None:
         """The slowdown after these steps. None where they cost as little as before, or are other work.
 
         What steps do not tell ends nothing for a while: rows of some nodes come late.
         """
-        done, cost = self.work(timings), _newest(self.cost(timings), timings)
-        if abs(done - self.done) > SAME_WORK * self.done or cost < self.limit:
+        done, cost = self.level.work(timings), _newest(self.level.cost(timings), timings)
+        if abs(done - self.level.done) > SAME_WORK * self.level.done or cost < self.level.limit:
             return None
-        known_ns = self.known_ns if np.isnan(cost) else timings.now_ns
+        known_ns = (self.known_ns or timings.now_ns) if np.isnan(cost) else timings.now_ns
         return replace(self, known_ns=known_ns) if timings.now_ns - known_ns <= UNKNOWN_NS else None
 
 
 class OpenSlowdowns:
-    """Those of one attempt of a job. One thread calls it."""
+    """Those of one attempt of a job. One thread calls it. `earlier` are those that an earlier hub found, the
+    newest first, and that were open when it ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, earlier: Iterable[Finding] = ()) -> None:
         self._open: dict[str, _Open] = {}
+        for finding in earlier:
+            level = _Level.told_by(finding.evidence.get(KEPT))
+            if finding.kind in KINDS and "first_step" in finding.evidence and level is not None:
+                self._open.setdefault(finding.kind, _Open(finding=finding, level=level))
         self._explained: set[int] = set()
         """When ranks became slower that were named for it."""
 
@@ -76,8 +129,10 @@ class OpenSlowdowns:
             held = self._open.get(kind)
             if held is not None and not found:
                 said = [v for v in said if not (isinstance(v, Healthy) and v.analyzer == analyzer)]
-                evidence = {**held.finding.evidence, "last_step": int(timings.steps[-1])}
+                evidence = {**held.told.evidence, "last_step": int(timings.steps[-1])}
                 said.append(replace(held.finding, ts_ns=timings.now_ns, evidence=evidence))
+            elif held is not None:
+                said = [_with_level(v, held) if v in found else v for v in said]
         return said
 
     def _keep(self, kind: str, found: Sequence[Finding], timings: Timings) -> None:
@@ -107,59 +162,35 @@ def _first(finding: Finding) -> int:
     return int(str(finding.evidence["first_step"]))
 
 
+def _with_level(said: Verdict, held: _Open) -> Verdict:
+    """A finding, with what ends it where it is on the slowdown that is held."""
+    if not isinstance(said, Finding) or said.subject_type != "job" or not _same(said, held.finding):
+        return said
+    return replace(held, finding=said).told
+
+
 def _opened(finding: Finding, timings: Timings) -> _Open | None:
     """The slowdown of a finding. None where the steps do not show it, as a drift that has hardly begun."""
-    cost = _cost_of(finding, timings)
-    costs, first = cost(timings), _first(finding)
-    rows = timings.compared
-    before = _level(costs[rows[timings.steps[rows] < first]])
-    during = _level(costs[rows[timings.steps[rows] >= first]][-NEWEST:])
+    measure = "flops" if finding.kind == "mfu_decay" else str(finding.evidence.get("measure", "step"))
+    level = _Level(measure=measure, per_token=_tokens_differ(timings), limit=np.inf, done=np.nan)
+    costs, first, rows = level.cost(timings), _first(finding), timings.compared
+    before = _usual_cost(costs[rows[timings.steps[rows] < first]])
+    during = _usual_cost(costs[rows[timings.steps[rows] >= first]][-NEWEST:])
     if not during > before > 0:
         return None
-    limit, work = before + BACK_SHARE * (during - before), _work_of(finding, timings)
-    return _Open(
-        finding=finding, cost=cost, limit=limit, work=work, done=work(timings), known_ns=timings.now_ns
-    )
+    limit = before + BACK_SHARE * (during - before)
+    level = replace(level, limit=limit, done=level.work(timings))
+    return _Open(finding=finding, level=level, known_ns=timings.now_ns)
 
 
 def _newest(of_steps: Floats, timings: Timings) -> float:
-    return _level(of_steps[timings.compared][-NEWEST:])
+    return _usual_cost(of_steps[timings.compared][-NEWEST:])
 
 
-def _level(costs: Floats) -> float:
+def _usual_cost(costs: Floats) -> float:
     """The usual cost. NaN where fewer than half of these steps tell theirs."""
     known = costs[np.isfinite(costs)]
     return float(np.median(known)) if len(known) and 2 * len(known) >= len(costs) else np.nan
-
-
-def _cost_of(finding: Finding, timings: Timings) -> Callable[[Timings], Floats]:
-    """What the finding measured of each step: its time, for a FLOP, or for a token where tokens differ."""
-    if finding.kind == "mfu_decay":
-        return lambda of: _each(of, of.numbers["duration_ns"]) / _usual_count(of, "flops")
-    compute, per_token = finding.evidence.get("measure") == "compute", _tokens_differ(timings)
-
-    def cost(of: Timings) -> Floats:
-        times = _each(of, of.parts["compute"] if compute else of.numbers["duration_ns"])
-        return times / _usual_count(of, "tokens") if per_token else times
-
-    return cost
-
-
-def _work_of(finding: Finding, timings: Timings) -> Callable[[Timings], float]:
-    """What a step does: its FLOPs, else its tokens. NaN: not known. Of a cost for a FLOP it does not matter.
-
-    Where tokens differ between steps the cost is for a token, and what matters is the FLOPs for one.
-    """
-    if finding.kind == "mfu_decay":
-        return lambda _: 1.0
-    per_token = _tokens_differ(timings)
-
-    def work(of: Timings) -> float:
-        tokens, flops = _usual_count(of, "tokens"), _usual_count(of, "flops")
-        of_steps = flops / tokens if per_token else np.where(np.isfinite(flops), flops, tokens)
-        return _newest(of_steps, of)
-
-    return work
 
 
 def _tokens_differ(timings: Timings) -> bool:

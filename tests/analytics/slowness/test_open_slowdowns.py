@@ -11,6 +11,7 @@ from pulsetrain.analytics.slowness import fail_slow, mfu
 from pulsetrain.analytics.slowness.open_slowdowns import OpenSlowdowns
 from pulsetrain.analytics.slowness.timings import from_matrices
 from pulsetrain.analytics.verdict import Healthy, Inconclusive, findings
+from pulsetrain.records.findings import recorded
 
 ANALYZERS = ("fail_slow", "mfu")
 STEPS = np.arange(2600)
@@ -31,8 +32,10 @@ def job(everyone, *, tokens=4096.0, slow=None):
     }
     held = OpenSlowdowns()
 
-    def look(last, *, late=0, ranks=2, now_s=0):
-        """`late`: so many of the newest rows of the last ranks have not come."""
+    def look(last, *, late=0, ranks=2, now_s=0, earlier=None):
+        """`late`: so many of the newest rows of the last ranks have not come. `earlier`: by another hub."""
+        nonlocal held
+        held = held if earlier is None else OpenSlowdowns(earlier)
         rows = slice(max(0, last - 256), last)
         stored = {name: m[rows].copy() for name, m in matrices.items()}
         for matrix in stored.values():
@@ -126,3 +129,25 @@ def test_steps_that_tell_nothing_keep_a_slowdown_for_half_an_hour():
     assert kinds(look(1680, now_s=1100))
     assert kinds(look(1720, late=256, ranks=4, now_s=2800))
     assert not kinds(look(1760, late=256, ranks=4, now_s=3000))
+
+
+@pytest.mark.parametrize(("tokens", "mended"), [(4096.0, False), (4096.0, True), (None, False)])
+def test_a_slowdown_outlives_the_hub_that_saw_it(tokens, mended):
+    """What is recorded is what a first look said. The next hub sees slow steps alone, or sound ones."""
+    tokens = tokens or np.where(STEPS % 2, 4096.0, 8192.0)
+    work = tokens / 4096.0
+    look = job(work * np.where((STEPS >= 1000) & ~(mended & (STEPS >= 1600)), 1.5, 1.0), tokens=tokens)
+    said = next(found for last in range(1000, 1400, 10) if (found := findings(look(last))))
+    while len(said) < 2:
+        said = findings(look(1200))
+    past = [recorded("j", {**f.row(), "ts_ns": f.ts_ns}) for f in said]
+    slow = {("fail_slow", "job"), ("mfu_decay", "job")}
+    assert kinds(look(2000, earlier=past)) == (set() if mended else slow)
+
+
+@pytest.mark.parametrize("kept", [None, {}, {"measure": "step", "per_token": False, "limit": "x", "done": 1}])
+def test_a_level_that_cannot_be_read_keeps_nothing(kept):
+    look = job(np.ones(len(STEPS)))
+    slow = findings(job(np.where(STEPS >= 1000, 1.5, 1.0))(1200))
+    damaged = [replace(f, evidence={**f.evidence, "kept": kept}) for f in slow]
+    assert not kinds(look(2000, earlier=damaged))
