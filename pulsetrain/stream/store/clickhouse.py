@@ -37,6 +37,7 @@ from pulsetrain.records import ddl
 from pulsetrain.records.batch import conform
 from pulsetrain.records.schema import RECORDS, SCHEMA_VERSION
 from pulsetrain.stream.queries import storage
+from pulsetrain.stream.store.lost_parts import forget_lost_parts
 from pulsetrain.stream.store.reader import ChdbReader, HttpReader, Reader, ReaderConfig
 from pulsetrain.stream.store.scratch import ScratchFiles
 
@@ -270,6 +271,7 @@ def _open_folder(url: str, folder: Path, engine: ddl.Engine | None) -> Store:
         raise UsageError(f"store {url!r}: chdb:// needs an absolute path, as in chdb:///var/lib/pulsetrain")
     lock = FolderLock.take(folder, "store")
     try:
+        forget_lost_parts(folder)
         return Store(
             lambda: _connect_chdb(folder),
             name=f"chdb://{folder}",
