@@ -62,8 +62,10 @@ def _end_of(path: Path) -> Head:
     try:
         with path.open("r+b") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - TAIL_BYTES))
-            tail = file.read()
+            tail, length = b"", TAIL_BYTES
+            while tail.count(b"\n") < 2 and len(tail) < size:  # a record may be longer than usual
+                file.seek(max(0, size - length))
+                tail, length = file.read(), 4 * length
             whole, newline, torn = tail.rpartition(b"\n")
             if torn:
                 file.truncate(size - len(torn))

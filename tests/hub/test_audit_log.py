@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from pulsetrain.hub.audit_log import AuditLog, verify_file
+from pulsetrain.hub.audit_log import TAIL_BYTES, AuditLog, verify_file
 
 
 def event(number):
@@ -46,6 +46,15 @@ def test_a_disk_that_refuses_loses_records_and_stops_nothing(tmp_path):
     (tmp_path / "gone").mkdir()
     log.append([event(2)])
     assert verify_file(tmp_path / "gone" / "audit.log").problems == ()
+
+
+@pytest.mark.parametrize("length", [TAIL_BYTES, 6 * TAIL_BYTES])
+def test_a_record_that_is_longer_than_usual_is_found_too(tmp_path, length):
+    path = tmp_path / "audit.log"
+    AuditLog(path).append([event(0), event(1) | {"detail": "x" * length}])
+    AuditLog(path).append([event(2)])
+    answer = verify_file(path)
+    assert (answer.records, answer.problems) == (3, ())
 
 
 @pytest.mark.parametrize("size", [1, 5000])

@@ -22,14 +22,18 @@ Retry = Callable[[Callable[[], None]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class InsertBatch:
-    """Ranges of offsets and their inserts, one for each range that holds readable messages."""
+    """Ranges of offsets and their inserts, one for each range that holds readable messages.
+
+    `unprepared` are ranges that no single insert can hold.
+    """
 
     ranges: Sequence[OffsetRange]
     inserts: Sequence[PreparedInsert]
+    unprepared: Sequence[OffsetRange] = ()
 
     def write(self, writer: ExactlyOnceWriter, retry: Retry) -> Sequence[OffsetRange]:
         """Do every insert, then save the row ranges. Returns the ranges whose rows the store refuses."""
-        refused: list[OffsetRange] = []
+        refused = [*self.unprepared]
         for insert in self.inserts:
             if why_refused(writer, insert, retry):
                 refused += (each for each in self.ranges if each.token == insert.group.token)
@@ -62,13 +66,17 @@ class BatchBuilder:
 
     def build(self, ranges: Sequence[OffsetRange]) -> InsertBatch:
         """The inserts of `ranges`."""
-        inserts = []
+        inserts, unprepared = [], []
         for each in ranges:
             record = self._record_of(each.partition.topic)
             batches = [b for m in each.messages if (b := self._decode(record, m)) is not None]
-            if batches:
+            if not batches:
+                continue
+            try:
                 inserts.append(self._writer.prepare(record, batches, each.token))
-        return InsertBatch(ranges=ranges, inserts=inserts)
+            except SchemaMismatch:
+                unprepared.append(each)
+        return InsertBatch(ranges=ranges, inserts=inserts, unprepared=unprepared)
 
     def store_parts(self, refused: OffsetRange, retry: Retry) -> None:
         """Store what the store takes of a range that it refused as a whole.
@@ -83,16 +91,24 @@ class BatchBuilder:
             batches = [b for m in messages if isinstance(b := _read(record, m), Batch)]
             if not batches:
                 continue  # what cannot be read is a dead letter since the range was built
-            insert = self._writer.prepare(record, batches, part.token)
-            why = why_refused(self._writer, insert, retry)
-            if not why:
-                retry(self._writer.save_ranges)
-                continue
-            self._writer.discard(insert)
-            if len(messages) > 1:
+            why = self._why_not_stored(record, batches, part.token, retry)
+            if why and len(messages) > 1:
                 self.store_parts(part, retry)
-            else:
+            elif why:
                 self._dead_letter(messages[0], why)
+
+    def _why_not_stored(self, record: str, batches: Sequence[Batch], token: str, retry: Retry) -> str:
+        """Store batches by one insert. Returns why that can never be done, "" where it is."""
+        try:
+            insert = self._writer.prepare(record, batches, token)
+        except SchemaMismatch as error:
+            return str(error)
+        why = why_refused(self._writer, insert, retry)
+        if why:
+            self._writer.discard(insert)
+        else:
+            retry(self._writer.save_ranges)
+        return why
 
     def _decode(self, record: str, message: Message) -> Batch | None:
         """The batch of a message. One that cannot be read goes to the dead letters with the reason."""

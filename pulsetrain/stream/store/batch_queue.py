@@ -35,6 +35,8 @@ class IntakeConfig:
     """Bytes of them at most, for rows of long texts. Arrow takes no more than 2 GiB of one column."""
     waiting_rows: int = 2_000_000
     """Rows that wait at most. Above that, senders keep theirs for now. A single batch may have more."""
+    waiting_bytes: int = 512 << 20
+    """Bytes of them at most, as for rows."""
     save_s: float = 5.0
     """How often ranges are saved. Until then the journal keeps the rows."""
 
@@ -72,6 +74,7 @@ class _Gathering:
 
     since_s: float
     rows: int = 0
+    size_bytes: int = 0
     batches: dict[Key, WaitingBatch] = field(default_factory=dict)
 
     def take(self, most_rows: int, most_bytes: int) -> list[WaitingBatch]:
@@ -87,6 +90,7 @@ class _Gathering:
         for waiting in taken:
             del self.batches[_key(waiting.batch)]
             self.rows -= waiting.batch.rows
+            self.size_bytes -= waiting.batch.table.nbytes
         return taken
 
 
@@ -127,10 +131,14 @@ class BatchQueue:
             waiting_rows = self._waiting_rows()
             if waiting_rows and waiting_rows + batch.rows > self._config.waiting_rows:
                 raise Unavailable(f"{waiting_rows} rows wait for the store already")
+            waiting_bytes = sum(each.size_bytes for each in self._gathering.values())
+            if waiting_bytes and waiting_bytes + batch.table.nbytes > self._config.waiting_bytes:
+                raise Unavailable(f"{waiting_bytes} bytes wait for the store already")
             if gathering is None:
                 gathering = self._gathering[batch.record] = _Gathering(since_s=self._clock.monotonic_s())
             gathering.batches[_key(batch)] = WaitingBatch(batch=batch, result=result)
             gathering.rows += batch.rows
+            gathering.size_bytes += batch.table.nbytes
             self._changed.notify_all()
         return result
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import structlog
 
 from pulsetrain.core.clock import Clock
-from pulsetrain.core.errors import PulsetrainError, SchemaMismatch, Unavailable
+from pulsetrain.core.errors import PulsetrainError, SchemaMismatch, Unavailable, UsageError
 from pulsetrain.core.supervisor import LoopStatus, LoopThread
 from pulsetrain.records.batch import Batch
 from pulsetrain.stream.ingest_metrics import IngestMetrics
@@ -84,7 +84,7 @@ class Intake:
         self._saved_s = clock.monotonic_s()
         self.metrics.waiting.set_function(lambda: self._queue.rows)
         if not shared:
-            self._recover()
+            self._try_to_recover()
 
     def start(self) -> None:
         """Begin to store what is submitted."""
@@ -98,7 +98,9 @@ class Intake:
 
     def close(self) -> None:
         """Store what waits if this hub still may, save the ranges and end. Idempotent."""
-        self._thread.stop(CLOSE_S)
+        if not self._thread.stop(CLOSE_S):
+            log.warning("intake_not_ended", seconds=CLOSE_S, what="the journal keeps what is not stored")
+            return
         self.run(everything=True)
         self._save()
 
@@ -183,6 +185,15 @@ class Intake:
         """Read which rows are stored, and finish what the journal holds."""
         self._writer.recover()
         self._recovered = True
+
+    def _try_to_recover(self) -> None:
+        """Recover now, or before the first insert: a store that refuses keeps no hub from its jobs."""
+        try:
+            self._recover()
+        except UsageError:
+            raise
+        except (PulsetrainError, OSError) as error:
+            log.warning("journal_not_stored_yet", error=str(error))
 
     def _tell(self) -> None:
         """Tell the senders of stored rows."""

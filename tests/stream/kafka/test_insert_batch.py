@@ -16,6 +16,7 @@ from pulsetrain.records.batch import encode
 from pulsetrain.stream.ingest_metrics import IngestMetrics
 from pulsetrain.stream.kafka.insert_batch import BatchBuilder
 from pulsetrain.stream.kafka.partition_buffer import OffsetRange
+from pulsetrain.stream.store import exactly_once
 from pulsetrain.stream.store.exactly_once import ExactlyOnceWriter
 from tests.stream.rows import DAY, table
 
@@ -152,3 +153,21 @@ def test_impossible_times_go_aside_and_count_as_stored():
     Member(store).write([odd, odd])
     assert store.steps().total() == 1
     assert [row["rows"] for row in store.inserted["quarantine"]] == [2]
+
+
+def test_a_range_that_no_insert_can_hold_is_halved_and_costs_no_other_message(monkeypatch):
+    encode_group = exactly_once.encode_group
+
+    def overflowing(record, token, ranges, rows):
+        if sum(each.end - each.first for each in ranges) > 8 or any(r.source == "n9/1" for r in ranges):
+            raise pa.ArrowInvalid("offset overflow")
+        return encode_group(record, token, ranges, rows)
+
+    monkeypatch.setattr(exactly_once, "encode_group", overflowing)
+    unreadable, store = [], Store()
+    member = Member(store, unreadable)
+    sent = [batch(1, 0, 5), batch(9, 0, 2), batch(1, 5, 5), batch(2, 0, 5)]
+    (refused,) = member.build([data for data, _ in sent]).write(member.writer, lambda act: act())
+    member.builder.store_parts(refused, lambda act: act())
+    assert store.steps() == Counter(i for _, ids in (sent[0], *sent[2:]) for i in ids)
+    assert [(offset, "offset overflow" in why) for offset, why in unreadable] == [(1, True)]

@@ -181,3 +181,18 @@ def test_one_insert_holds_so_many_rows_and_the_rest_waits_for_the_next(clock):
         {"steps": [8, 8]}, {"steps": [8]}, {"steps": [30]}, {"steps": [8]}, {}
     ]  # fmt: skip
     assert queue.rows == 0
+
+
+def test_above_the_limit_of_bytes_a_sender_keeps_its_rows_too(clock):
+    size = batch(0, 5).table.nbytes
+    queue = BatchQueue(clock, replace(CONFIG, waiting_bytes=2 * size))
+    queue.put(batch(0, 50))  # one alone may be larger
+    with pytest.raises(Unavailable, match="bytes wait for the store already"):
+        queue.put(batch(50, 1))
+    queue.take(everything=True)
+    queue.put(batch(0, 5))
+    queue.put(batch(5, 5))
+    with pytest.raises(Unavailable, match="bytes wait"):
+        queue.put(batch(10, 5))
+    queue.take(everything=True)
+    queue.put(batch(10, 5))

@@ -89,6 +89,21 @@ def test_a_killed_hub_finishes_at_its_next_start_what_it_had_begun(tmp_path, sto
     assert sorted(store.rows) == list(range(7))
 
 
+def test_a_store_that_refuses_what_the_journal_holds_keeps_no_hub_from_starting(tmp_path, store):
+    intake = Intake(store, tmp_path, StillClock())
+    store.fails = "after"
+    intake.submit(batch(0, 5))
+    intake.run(everything=True)
+    store.fails = "before"
+    again = Intake(store, tmp_path, StillClock())
+    future = again.submit(batch(5, 2))
+    again.run(everything=True)
+    assert isinstance(future.exception(timeout=0), Unavailable)
+    store.fails = ""
+    assert stored(again, batch(0, 5), batch(5, 2)) == [0, 2]
+    assert sorted(store.rows) == list(range(7))
+
+
 @pytest.mark.parametrize("odd", [0, 10**17, DAY + 2 * 86_400 * 10**9, -1])
 def test_rows_of_an_impossible_time_go_aside_unchanged(tmp_path, store, odd):
     sent = table("steps", 3, start=[DAY, odd, DAY + 1])
