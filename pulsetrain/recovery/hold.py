@@ -73,10 +73,21 @@ def settled(job: JobState, hold: Hold, saved_step: int) -> bool:
     now_s = job.services.clock.monotonic_s()
     if saved_step >= job.last_step or now_s - hold.stood_s > SAVED_S:
         return True
+    keep(job, hold)
+    return False
+
+
+def keep(job: JobState, hold: Hold) -> None:
+    """Let the ranks stand on. Call it again within `LEASE_S`."""
+    now_s = job.services.clock.monotonic_s()
     if now_s - hold.renewed_s > RENEW_S:
         hold.renewed_s = now_s
         job.services.background.once("hold", _renew(job, hold))
-    return False
+
+
+def has_lapsed(job: JobState, hold: Hold) -> bool:
+    """Whether nobody has kept a hold for so long that its ranks run again."""
+    return hold.state == "stands" and job.services.clock.monotonic_s() - hold.renewed_s > LEASE_S
 
 
 def release(job: JobState, hold: Hold | None) -> None:
@@ -119,7 +130,7 @@ async def _bring_to_stand(job: JobState, hold: Hold) -> None:
         hold.steps = max((position.arrivals for position in seen.values()), default=0)
         if decision.acquired:
             hold.stood_s = hold.renewed_s = clock.monotonic_s()
-            hold.state = "stands"
+            hold.state, hold.standing = "stands", _standing(seen)
             return
         if hold.saved_step < 0 and any(not position.complete for position in seen.values()):
             hold.why_not = "a rank exchanges with more others than it can count"
@@ -178,7 +189,11 @@ def _positions(replies: Sequence[Reply]) -> dict[int, Position]:
 async def _renew(job: JobState, hold: Hold) -> None:
     """Ranks that stand run on by themselves once the lease is over."""
     if hold.state == "stands" and job.attempt.number == hold.attempt:
-        await _look(job, hold, {})
+        hold.standing = _standing(await _look(job, hold, {}))
+
+
+def _standing(seen: Mapping[int, Position]) -> frozenset[int]:
+    return frozenset(rank for rank, position in seen.items() if position.stands)
 
 
 async def _release(job: JobState, attempt: int) -> None:

@@ -57,7 +57,8 @@ class Hold:
 
     `state`: asked until all ranks stand, or missed where they did not come to. `steps`: how many ends of
     steps the last rank came to. `why_not` says what a missed hold waited for. From 0 on, `saved_step` is the
-    step that the script itself must have saved. Then one rank that stands is enough.
+    step that the script itself must have saved. Then one rank that stands is enough. `standing` are those
+    that stood when they were looked at last.
     """
 
     number: int
@@ -69,6 +70,7 @@ class Hold:
     steps: int = 0
     stood_s: float = 0.0
     renewed_s: float = 0.0
+    standing: frozenset[int] = frozenset()
     why_not: str = ""
 
     def row(self) -> dict[str, object]:

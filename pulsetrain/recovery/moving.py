@@ -21,6 +21,7 @@ from pulsetrain.recovery.saves import (
     has_checkpointer,
     is_saving,
     is_writing,
+    is_written,
     restorable_without,
     saves_every_step,
 )
@@ -224,6 +225,9 @@ def _look_at_running(job: JobState, move: Move, loop: Loop) -> None:
         move.newer_than = max(move.newer_than, 0)  # it was asked for before the first step
     if _dumps(job, move, loop):
         return
+    held = _present_hold(job, move)
+    if held is not None and held.stood_s:
+        _look_at_lapsed(job, move, held)
     why_not = _why_it_stays(job, move.request.node) if move.request.node else ""
     if why_not:
         _drop(job, move, why_not)
@@ -280,8 +284,7 @@ def _may_act(job: JobState, move: Move) -> bool:
     """Whether the ranks may be ended, or brought to a stand for it."""
     now_s, held = job.services.clock.monotonic_s(), _present_hold(job, move)
     waits_s = move.request.wait_s
-    stands = held is not None and held.state == "stands" and held.saved_step < 0
-    if waits_s and not stands and now_s - move.asked_s < waits_s + TORN_S and is_saving(job):
+    if waits_s and now_s - move.asked_s < waits_s + TORN_S and _would_tear(job, held):
         return False
     if (held is not None and held.saved_step < 0) or now_s - move.asked_s >= waits_s:
         return True
@@ -290,9 +293,37 @@ def _may_act(job: JobState, move: Move) -> bool:
     if has_checkpointer(job):
         return move.asked_in == job.attempt.number or saves_every_step(job)
     move.saved_s = move.saved_s or now_s
-    if held is not None and held.state == "asked":
+    if held is not None and held.state != "stands":
         return now_s - move.saved_s > hold.OWN_GRACE_S and not is_writing(job)
     return held is not None
+
+
+def _would_tear(job: JobState, held: Hold | None) -> bool:
+    """Whether ranks may be writing. Those that stand behind their part wait for the others."""
+    if held is None or held.state != "stands":
+        return is_saving(job)
+    tears = held.saved_step >= 0 and not is_written(job, held)
+    if tears:
+        hold.keep(job, held)
+    return tears
+
+
+def _look_at_lapsed(job: JobState, move: Move, held: Hold) -> None:
+    """Ask the ranks once more where they have run on, because nobody has kept their hold.
+
+    It is not kept where nothing is saved behind it so far. A job's first checkpoint is not, until all ranks
+    have gone on. Where it lapses else, this hub stood still, and what is saved is old by now.
+    """
+    saved, lapsed = restorable_without(job, move.request.node), hold.has_lapsed(job, held)
+    lacks = held.saved_step >= 0 and saved < move.newer_than
+    if lapsed and lacks:
+        held.state = "missed"
+    if lacks or not (lapsed or held.state == "missed"):
+        return
+    if lapsed:
+        move.asked_s = job.services.clock.monotonic_s()
+        move.newer_than = max(job.last_step, saved + 1)
+    held.state, move.hold, move.asked_in, move.saved_s = "over", None, None, 0.0
 
 
 def _present_hold(job: JobState, move: Move) -> Hold | None:

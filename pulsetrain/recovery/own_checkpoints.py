@@ -131,6 +131,10 @@ class OwnCheckpoints:
             return self._of(complete, complete=True)
         return self._of(keys[0], complete=False) if keys else None
 
+    def begun_step(self, attempt: int) -> int:
+        """Return the newest step of which any rank of this attempt has written a part, -1 for none."""
+        return max((step for number, step in self._written if number == attempt), default=-1)
+
     def can_resume(self) -> bool:
         """Return whether a restart may go on from a checkpoint of the script's own.
 

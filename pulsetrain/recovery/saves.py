@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from pulsetrain.protocol.messages import RankStatus, SaveFrom
+from pulsetrain.recovery.move_request import Hold
 from pulsetrain.recovery.nodes import Node, NodeState
 from pulsetrain.recovery.state import JobState
 
-SAVING = "checkpoint"  # the phase
+SAVING, STANDS = "checkpoint", "hold"  # phases
+WAITS_S = 3.0  # so long after others stand, a rank that waits for an operation is taken to wait for them
 UNKNOWN = -1  # of which attempt a checkpoint is: an older agent does not say
 TORN_S = 120.0  # so long beyond what was asked for a checkpoint is waited for that is being written
 LEAD_S = 3.0  # a heartbeat is up to a second old, and the request takes its way to every rank
@@ -55,13 +57,33 @@ def is_writing(job: JobState) -> bool:
     they have completed another step. Nothing is known of a script without steps.
     """
     statuses = job.members.statuses(job.attempt.number)
-    if _any_saves(statuses):
-        return True
+    own = job.own_checkpoints.newest()
+    return _any_saves(statuses) or (own is not None and any(_writers(job, statuses, own.step)))
+
+
+def is_written(job: JobState, held: Hold) -> bool:
+    """Whether each rank that writes has written all of the checkpoint behind which some stand.
+
+    It stands too, or has done another step. Or it has waited for other ranks for a while, as those of another
+    pipeline stage do.
+    """
+    statuses = job.members.statuses(job.attempt.number)
+    waits = job.services.clock.monotonic_s() - held.stood_s > WAITS_S
+    begun = job.own_checkpoints.begun_step(job.attempt.number)
+    return not _any_saves(statuses) and all(
+        status.rank in held.standing or status.last_phase == STANDS or (waits and status.waits_in)
+        for status in _writers(job, statuses, begun)
+    )
+
+
+def _writers(job: JobState, statuses: Iterable[RankStatus], step: int) -> Iterator[RankStatus]:
+    """Ranks that write checkpoints of the script's own, and have not gone on since `step`."""
     own = job.own_checkpoints.newest()
     if own is None or own.attempt != job.attempt.number:
-        return False
-    steps = [status.last_step for status in statuses if status.rank in own.ranks and status.state != "gone"]
-    return any(0 <= step <= own.step for step in steps)
+        return
+    for status in statuses:
+        if status.rank in own.ranks and status.state != "gone" and 0 <= status.last_step <= step:
+            yield status
 
 
 def has_checkpointer(job: JobState) -> bool:

@@ -177,7 +177,7 @@ class FakeAgent:
     def __init__(self, controller, hello, *, sick=False, mute=(), stepless=False):
         self.controller, self.hello, self.sick, self.mute = controller, hello, sick, mute
         self.link_rate, self.wrong, self.port_speed = 1.0, {}, 0.0
-        self.phase = "forward"
+        self.phase, self.waits_in = "forward", ""
         self.replay_error, self.replay_says, self.replay_takes_s = "loss is nan", "", 1.0
         self.replay_fails_with, self.waits_in_replay, self.waiting = frozenset(), frozenset(), None
         self.deaf = self.full = False
@@ -341,6 +341,7 @@ class FakeAgent:
                 progress=self.worked if self.stepless else s,
                 progress_age_ns=self.quiet_ns,
                 saved=self.saved.get(r, ()),
+                waits_in=self.waits_in,
             )
             for i, (r, s) in enumerate(self.steps.items())
         )
