@@ -12,10 +12,11 @@ from typing import Literal
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.elastic.device_sharing import devices_of_nodes
-from pulsetrain.protocol.messages import ShareDevices, WorldNode
+from pulsetrain.protocol.messages import Reply, ShareDevices, WorldNode
 from pulsetrain.recovery import elasticity, images, restart_cost
 from pulsetrain.recovery.move_preview import MovePreview, preview
 from pulsetrain.recovery.move_request import MoveRequest
+from pulsetrain.recovery.nodes import Node, NodeState
 from pulsetrain.recovery.resizing import own_devices
 from pulsetrain.recovery.snapshot import JobSnapshot
 from pulsetrain.recovery.state import JobState
@@ -175,17 +176,35 @@ async def _tell(job: JobState, plan: _Plan, *, dry_run: bool) -> tuple[str, list
     """Tell each node its share of the devices. Returns why one refuses, and the ranks that are late."""
     if plan.how == "nodes":
         return "", []
+    if not dry_run:
+        job.resizing.told_in = job.attempt.number
     asked = [
-        job.ask(
-            job.members.nodes[member.node],
-            ShareDevices(id=job.next_id(), devices=share, timeout_s=FOLLOW_S, dry_run=dry_run),
-            FOLLOW_S + MARGIN_S,
-        )
+        _tell_one(job, job.members.nodes[member.node], share, dry_run=dry_run)
         for member, share in zip(job.members.world, plan.share, strict=True)
     ]
     replies = await asyncio.gather(*asked)
     why_not = next((f"node {r.node}: {r.error}" for r in replies if r.error), "")
     return why_not, [int(rank) for reply in replies for rank in reply.data.get("late", ())]
+
+
+async def _tell_one(job: JobState, node: Node, share: int, *, dry_run: bool = False) -> Reply:
+    command = ShareDevices(id=job.next_id(), devices=share, timeout_s=FOLLOW_S, dry_run=dry_run)
+    return await job.ask(node, command, FOLLOW_S + MARGIN_S)
+
+
+def tell_again(job: JobState, node: Node) -> None:
+    """A node is back. It may have missed what it was told last, or that the job keeps what it had."""
+    resizing, number = job.resizing, job.attempt.number
+    resized = bool(resizing.devices) or resizing.told_in == number
+    if not resized or node.state is not NodeState.ACTIVE or node.hello.attempt != number:
+        return
+    for member, share in zip(job.members.world, _present(job), strict=True):
+        if member.node == node.name:
+            job.services.background.once("share devices", _tell_alone(job, node, share))
+
+
+async def _tell_alone(job: JobState, node: Node, share: int) -> None:
+    await _tell_one(job, node, share)
 
 
 def _answer(

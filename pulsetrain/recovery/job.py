@@ -174,6 +174,7 @@ class Job:
         if self._state.phase is Phase.PREEMPTED:
             late_ranks.take_note(self._state, node)
         saves.tell_again(self._state, node)
+        device_resizing.tell_again(self._state, node)
         self._state.write("node_reconnected", {"attempt": hello.attempt}, node=hello.node)
         return node
 
@@ -488,6 +489,8 @@ class Job:
         state.write("adopted", {"world": [m.node for m in state.members.world]})
         self._loop.post(Event.ADOPTED)
         moving.take_over(state)
+        for node in state.members.active():
+            device_resizing.tell_again(state, node)
         for node in state.members.reserves():
             if node.hello.attempt >= 0:
                 self._services.background.once("clear", actions.clear_node(state, node))

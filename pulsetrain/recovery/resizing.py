@@ -25,7 +25,8 @@ class Resizing:
     run on another number of nodes, "" where it can.
 
     A person may want fewer nodes than that: `cap`, 0 for no limit. `devices` are those that its ranks take
-    turns on, 0: each has one. `under_way`: nodes are being told of another number right now.
+    turns on, 0: each has one. `under_way`: nodes are being told of another number right now. `told_in` is the
+    last attempt whose nodes were, None for none.
 
     Before it grows, ranks of the attempt `asked_in` were asked to save, at `asked_s`. It then waits for a
     checkpoint of step `newer_than` or later. `acted_in` is the attempt that was stopped to grow. `grown_s` is
@@ -52,6 +53,7 @@ class Resizing:
     cap: int = 0
     devices: int = 0
     under_way: bool = False
+    told_in: int | None = None
 
     def fit(self, nodes: int) -> int:
         """The largest size that so many nodes can make up and that is wanted. 0 where they are too few.

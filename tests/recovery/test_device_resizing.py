@@ -269,3 +269,45 @@ def test_a_move_that_begins_while_nodes_are_asked_goes_first():
         assert shares(fleet) == {"a": [], "b": []}
 
     run(scenario)
+
+
+def test_a_node_that_was_away_is_told_again_what_its_job_has():
+    async def scenario():
+        fleet = Fleet()
+        await fleet.form()
+        b = fleet.agents["b"]
+        asked = asyncio.ensure_future(fleet.controller.resize("j", request(2)))
+        while not shares(fleet)["b"]:
+            b.mute = (ShareDevices,) if fleet.of("b", ShareDevices) else ()  # it obeys, and cannot say so
+            await asyncio.sleep(0)
+        b.drop(moves=True)
+        while not asked.done():
+            await fleet.settle()
+        with pytest.raises(UsageError, match="job 'j' keeps its 4 devices: node b: connection closed"):
+            asked.result()
+        assert shares(fleet) == {"a": [1, 2], "b": [1]}
+        b.mute = ()
+        b.reconnect(attempt=0, node_rank=1)
+        await fleet.settle()
+        assert shares(fleet) == {"a": [1, 2], "b": [1, 2]}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("devices", "told"), [(3, {"a": [2], "b": [1]}), (0, {"a": [], "b": []})])
+def test_a_new_hub_tells_the_nodes_of_a_resized_job(devices, told):
+    async def scenario():
+        memory = FakeMemory()
+        fleet = Fleet(memory=memory)
+        await fleet.form()
+        if devices:
+            await resize(fleet, devices)
+        again = Fleet((), memory=memory)
+        for rank, name in enumerate("ab"):
+            again.agents[name] = again.join(name, attempt=0, node_rank=rank)
+            again.agents[name].attempt = 0
+        await again.settle(1)
+        assert again.job.phase is Phase.RUNNING
+        assert shares(again) == told
+
+    run(scenario)
