@@ -202,8 +202,9 @@ class Commands:
         self._replays.end()
         with self._ranks_lock:
             ranks, zygote = self._node.ranks, self._node.zygote
-            if stop is not None and stop.image and ranks.alive and not self._images.keeps(stop.image):
-                raise RanksRun(f"image {stop.image!r} is gone, and its ranks run on")
+            image = stop.image if stop is not None else ""
+            if image and not self._images.keeps(image) and _run_on(ranks.alive):
+                raise RanksRun(f"image {image!r} is gone, and its ranks run on")
             if stop is not None and stop.keep:
                 ranks.keep(zygote, stop.fresh, stop.wake_s, lambda: epoch != self._epoch)
             else:
@@ -361,7 +362,7 @@ class Commands:
         """
         if self._ranks_lock.acquire(blocking=False):
             try:
-                dumped = [rank for rank in self._node.ranks.alive if rank.dumped]
+                dumped = [rank for rank in _run_on(self._node.ranks.alive) if rank.dumped]
                 if dumped and image_commands.holds(dumped) != {number}:
                     self._images.clear()
                     image_commands.go_on(dumped, self._stores.get(self._node.identity.job))
@@ -371,12 +372,14 @@ class Commands:
     def _go_on(self, dump: int, ranks: Sequence[Rank], store: int | None) -> None:
         """Nobody has ended the ranks that were dumped: a hub that is lost must not stop a job.
 
-        Where they have run on since, and were dumped once more, that dump has a time of its own.
+        Where they have run on since, and were dumped once more, that dump has a time of its own. Ranks that
+        were told to end need their image, also where one dies slowly.
         """
         with self._ranks_lock:
-            if dump == self._dumps and any(rank.code is None for rank in ranks):
+            left = _run_on(ranks)
+            if dump == self._dumps and left:
                 self._images.clear()
-                image_commands.go_on([rank for rank in ranks if rank.code is None], store)
+                image_commands.go_on(left, store)
 
     def _restore_ranks(self, start: Start, epoch: int, began_ns: int) -> JsonObject:
         """Bring the ranks of an image back, and let them run on. Only then the image is gone.
@@ -527,6 +530,11 @@ class Commands:
             return cast("JsonObject", self._node.zygote.call(ALL_GATHER, kwargs, left_s + 1.0))
         except PulsetrainError as error:
             return {"ok": False, "seconds": check.timeout_s, "error": str(error)}
+
+
+def _run_on(ranks: Sequence[Rank]) -> list[Rank]:
+    """Those that nobody has told to end. One that was killed may die slowly."""
+    return [rank for rank in ranks if rank.code is None and not rank.stopping]
 
 
 def _create_arena() -> int:

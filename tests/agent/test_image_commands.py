@@ -24,6 +24,8 @@ class Rank:
     rank: int
     stands: bool = True
     dumped: bool = False
+    stopping: bool = False
+    code: int | None = None
     standing_number: tuple[int, int] = (3, 9)
     holds: list = field(default_factory=list)
 
@@ -230,7 +232,6 @@ def test_the_time_of_an_earlier_dump_ends_no_later_one(monkeypatch):
         lambda _, call, args: ended.append(lambda: call(*args)) or SimpleNamespace(start=int),
     )
     rank, images = Rank(0), Images()
-    rank.code = None
     made = commands(Node(rank), images)
     made._dump_ranks(COMMAND)
     made._let_dumped_go(0)
@@ -240,6 +241,34 @@ def test_the_time_of_an_earlier_dump_ends_no_later_one(monkeypatch):
     assert (images.cleared, rank.dumped) == (False, True)
     ended[1]()
     assert (images.cleared, rank.dumped) == (True, False)
+
+
+def test_a_rank_that_dies_slowly_does_not_cost_the_image_it_was_dumped_to(monkeypatch):
+    timers, let_go = [], []
+    monkeypatch.setattr(image_commands, "let_go", let_go.extend)
+    monkeypatch.setattr(
+        threading, "Timer", lambda _, call, args: timers.append((call, args)) or SimpleNamespace(start=int)
+    )
+    ranks, images = [Rank(0), Rank(1)], Images()
+    node = Node(*ranks)
+    node.zygote, node.stopped, node.ranks.close = None, lambda: None, lambda: None
+    node.ranks.drop_kept = lambda *_: None
+
+    def stop(*_):
+        ranks[0].code, ranks[0].stopping, ranks[1].stopping = -9, True, True
+
+    node.ranks.stop = stop
+    made = Commands(node, SimpleNamespace(follow=lambda _: None), images=images)
+    made._stores["j"] = 50
+    made._dump_ranks(COMMAND)
+    told = Stop(id=1, reason="pre-empted", image="attempt-2-3")
+    made._end_ranks(told)
+    [(call, args)] = timers
+    call(*args)
+    made._let_dumped_go(0)
+    assert (images.cleared, let_go) == (False, [])
+    images.cleared = True
+    made._end_ranks(told)  # none of them runs on
 
 
 START = Start(
