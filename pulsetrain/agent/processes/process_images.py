@@ -482,11 +482,13 @@ def _criu() -> str:
 
 
 def _check_host(manifest: Manifest) -> None:
-    """Raises `Unavailable` for an image of another host, or from before this one was started anew."""
-    if manifest.host != socket.gethostname():
-        raise Unavailable(f"image {manifest.name!r}: it is of host {manifest.host!r}")
+    """Raises `Unavailable` for an image of another host, or from before this one was started anew.
+
+    Each start of each host has an id of its own. Its name may change meanwhile.
+    """
     if manifest.boot != BOOT.read_text().strip():
-        raise Unavailable(f"image {manifest.name!r}: the host was started anew since")
+        why = "it is of another host, or the host was started anew since"
+        raise Unavailable(f"image {manifest.name!r} of host {manifest.host!r}: {why}")
 
 
 def _drop_pages(folder: Path) -> None:

@@ -143,6 +143,13 @@ def test_an_image_from_before_the_host_was_started_anew_is_refused(tmp_path, sle
         made.read("one")
 
 
+def test_a_host_that_has_another_name_since_restores_its_image(tmp_path, sleeper, monkeypatch):
+    made = images(tmp_path)
+    written = dump(made, sleeper)
+    monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    assert made.read("one") == written
+
+
 def test_a_pid_that_is_in_use_is_not_taken(tmp_path, sleeper):
     made = images(tmp_path)
     written = dump(made, sleeper)
