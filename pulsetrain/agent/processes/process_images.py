@@ -290,7 +290,7 @@ def refuse_outsiders(processes: Mapping[str, int]) -> None:
     """Raises `Unavailable` where a process has a TCP connection to another one than these.
 
     Who is at its other end does not stand still meanwhile. What is restored would believe in a connection
-    that is gone.
+    that is gone. So it does where the connections of one cannot be seen.
     """
     connections = [(name, each) for name, pid in processes.items() for each in _connections(pid)]
     own = {_end_of(each.laddr) for _, each in connections}
@@ -303,9 +303,14 @@ def refuse_outsiders(processes: Mapping[str, int]) -> None:
 def _connections(pid: int) -> list[Any]:
     """The TCP sockets of a process and its children."""
     found: list[Any] = []
-    with contextlib.suppress(psutil.Error):
-        for process in _tree(pid):
+    for process in _tree(pid):
+        try:
             found += process.net_connections("tcp")
+        except psutil.NoSuchProcess:
+            continue
+        except psutil.Error as error:
+            if not _has_ended(process):
+                raise Unavailable(f"the connections of pid {process.pid} cannot be seen: {error}") from error
     return found
 
 
@@ -355,6 +360,12 @@ def _is_stopped(process: psutil.Process) -> bool:
     """Whether it does not run now, as one that has ended does not."""
     with contextlib.suppress(psutil.Error):
         return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    return True
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     return True
 
 

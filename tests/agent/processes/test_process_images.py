@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -304,3 +305,26 @@ class TestConnections:
 
     def test_a_process_that_is_gone_has_none(self):
         refuse_outsiders({"rank_0": 2**22 + 1})
+
+    @pytest.mark.parametrize(
+        ("error", "ended", "seen"),
+        [
+            (psutil.NoSuchProcess, False, r"rank_0 has a connection to 10\.0\.0\.9:80"),
+            (psutil.AccessDenied, True, r"rank_0 has a connection to 10\.0\.0\.9:80"),
+            (psutil.AccessDenied, False, "the connections of pid 5 cannot be seen"),
+        ],
+    )
+    def test_one_process_of_which_nothing_is_seen_hides_no_connection_of_others(
+        self, monkeypatch, error, ended, seen
+    ):
+        def unseen(_):
+            raise error(5)
+
+        here, there = SimpleNamespace(ip="10.0.0.1", port=1), SimpleNamespace(ip="10.0.0.9", port=80)
+        outsider = SimpleNamespace(laddr=here, raddr=there, status=psutil.CONN_ESTABLISHED)
+        state = psutil.STATUS_ZOMBIE if ended else psutil.STATUS_STOPPED
+        child = SimpleNamespace(pid=5, net_connections=unseen, status=lambda: state)
+        other = SimpleNamespace(pid=6, net_connections=lambda _: [outsider])
+        monkeypatch.setattr(process_images, "_tree", lambda _: [child, other])
+        with pytest.raises(Unavailable, match=seen):
+            refuse_outsiders({"rank_0": 4})
