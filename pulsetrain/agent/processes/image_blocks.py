@@ -87,6 +87,10 @@ class ImageBlocks:
         """What the blocks of the files whose names begin so take, each counted once."""
         return len(self._wanted(prefix)) * BLOCK
 
+    def disk_bytes(self) -> int:
+        """What all blocks that are kept take on the disk."""
+        return sum(pack.stat().st_size for pack in self._packs())
+
     def delete(self, prefix: str, *, but: str = "\0") -> None:
         """Forget files whose names begin with `prefix`, not with `but`, and blocks that no other file has."""
         for name in self.names():

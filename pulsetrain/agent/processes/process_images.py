@@ -26,6 +26,7 @@ from typing import Any
 import psutil
 import structlog
 
+from pulsetrain.agent.processes import image_room
 from pulsetrain.agent.processes.image_blocks import ImageBlocks
 from pulsetrain.agent.processes.zygote import Zygote
 from pulsetrain.agent.processes.zygote_protocol import RankProcess
@@ -123,13 +124,15 @@ class ProcessImages:
         `why_end` says before and after each process why nobody wants the image any more, "" for no reason.
         CRIU itself is not ended: that may leave its process as it must not be.
 
-        Raises `Unavailable` where one cannot be dumped. Then all of them run on, and no image is left.
+        Raises `Unavailable` where one cannot be dumped, or where the disk may be too full for all of them.
+        Then they run on, and no image is left.
         """
         if not self.possible:
             raise Unavailable(f"processes cannot be dumped here: {self.lacks}")
         self.clear()
         folder, began_s = self._folder / name, time.monotonic()
         try:
+            self._refuse_without_room(processes.values())
             stop(pid for pid in processes.values() if not _uses_gpu(pid))
             refuse_outsiders(processes)
             folder.mkdir(parents=True, mode=0o700)
@@ -272,6 +275,12 @@ class ProcessImages:
         kept = self._blocks.put(f"{name}/{file.parent.name}/{file.name}", file)
         file.unlink()
         return size, kept.new_bytes
+
+    def _refuse_without_room(self, pids: Iterable[int]) -> None:
+        memory = [image_room.memory_bytes(process.pid for process in _tree(pid)) for pid in pids]
+        data = self._folder.parent
+        data.mkdir(parents=True, exist_ok=True)
+        image_room.refuse_without_room(data, memory, self._blocks.disk_bytes())
 
     def _dump_one(self, pid: int, process: str, folder: Path) -> None:
         folder.mkdir()

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from pulsetrain.agent.processes import process_images
+from pulsetrain.agent.processes import image_room, process_images
 from pulsetrain.agent.processes.process_images import ProcessImages, refuse_outsiders
 from pulsetrain.core.errors import Unavailable
 from tests.agent.real_processes import until
@@ -211,6 +212,20 @@ def test_a_full_disk_leaves_no_image_and_nothing_of_its_pages(tmp_path, sleeper,
     monkeypatch.setattr(made._blocks, "put", full)
     with pytest.raises(Unavailable, match="No space left"):
         dump(made, sleeper)
+    assert nothing_is_left(tmp_path)
+
+
+def test_no_process_is_stopped_for_an_image_that_the_disk_has_no_room_for(tmp_path, trees, monkeypatch):
+    begun = []
+    made = ProcessImages(tmp_path, run=lambda *command: begun.append(command) or (0, ""))
+    made.lacks = ""
+    small = shutil.disk_usage(tmp_path)._replace(total=10**9, free=int(51e6))
+    monkeypatch.setattr(image_room, "memory_bytes", lambda pids: len([*pids]) * 10**6)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: small)
+    monkeypatch.setattr(process_images, "stop", begun.append)
+    with pytest.raises(Unavailable, match=r"it may take 0\.0 GB, and .* has 0\.1 GB free"):
+        made.dump("one", 3, dict(zip(("rank_0", "rank_1"), trees, strict=True)), {})
+    assert not begun
     assert nothing_is_left(tmp_path)
 
 
