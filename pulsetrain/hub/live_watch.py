@@ -140,10 +140,12 @@ class LiveWatch:
             return False
         view = job_view(job, memory.steps.median_ns)
         gone = bool(view.exits or view.lost_nodes)
-        if job.fault is not None and not memory.explained and (gone or job.phase is not Phase.RUNNING):
-            memory.explained = gone and self._explain(job, job.fault, memory, view)
+        fault = job.fault or (job.left_alone if gone else None)
+        if fault is not None and not memory.explained and (gone or job.phase is not Phase.RUNNING):
+            memory.explained = gone and self._explain(job, fault, memory, view)
             return not memory.explained
         if job.phase is Phase.RUNNING and not gone:
+            memory.explained, memory.first_exit_ns = False, 0  # a lost node may have come back
             self._look_for_hangs(job, memory, view)
         else:
             self._forget_silence(job)

@@ -8,6 +8,8 @@ from typing import TypedDict
 
 from pulsetrain.protocol.messages import NOT_READ
 from pulsetrain.records.findings import Finding
+from pulsetrain.recovery import faults
+from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.resizing_view import ResizingRow, resizing_row
 from pulsetrain.recovery.snapshot import JobSnapshot
 from pulsetrain.recovery.transitions import Phase
@@ -51,6 +53,8 @@ def trouble_state(worst: Finding) -> str:
 
 
 def _judge(job: JobSnapshot, findings: Sequence[Finding]) -> tuple[str, str]:
+    if job.left_alone is not None and job.phase is Phase.STARTING:
+        return _left_alone(job.left_alone, findings)
     cause = job.fault.reason if job.fault else ""
     match job.phase:
         case Phase.FORMING:
@@ -132,11 +136,30 @@ def _what_follows(job: JobSnapshot, worst: Finding) -> str:
     return f". {pending.why} That is in {left_s:.0f} s."
 
 
+def _left_alone(fault: Fault, findings: Sequence[Finding]) -> tuple[str, str]:
+    """What failed where the hub only observes: the cause, once it is named."""
+    named = next((f.summary for f in findings if f.kind in ("crash", "node_lost")), fault.reason)
+    return "warning", f"{named.rstrip('.')}. This hub only observes: it restarts nothing."
+
+
+def _gone(job: JobSnapshot) -> str:
+    """Which rank or node of a running job is gone, "" for none."""
+    failed = next((exit_ for exit_ in job.exits if exit_.code != 0), None)
+    if failed is not None:
+        return f"A rank has failed: {faults.rank_failed(failed, job.now_ns).reason}"
+    lost = job.lost_nodes()
+    return f"Lost node(s): {', '.join(lost)}" if lost else ""
+
+
 def _running(job: JobSnapshot, findings: Sequence[Finding], cause: str) -> tuple[str, str]:
     if job.silent_s > max(SILENT_S, job.usual_silence_s):
         return "no_data", f"No report from any rank for {job.silent_s:.0f} s."
+    if job.left_alone is not None:
+        return _left_alone(job.left_alone, findings)
     if (worst := worst_of(findings)) is not None:
         return trouble_state(worst), f"{worst.summary}{_what_follows(job, worst)}"
+    if gone := _gone(job):
+        return "warning", f"{gone}."
     if not job.first_step_done:
         what = f"recovering from: {cause}" if cause else "no step completed yet"
         return ("recovering" if cause else "starting"), f"Attempt {job.attempt} is starting; {what}."

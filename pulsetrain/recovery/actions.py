@@ -449,7 +449,8 @@ def ending(job: JobState) -> tuple[str, str, int]:
     if job.ended_by:
         return "job_ended", f"job ended by {job.ended_by}", 128 + Signals.__members__.get(job.ended_by, 0)
     if job.phase is Phase.FAILED:
-        code = job.recovery.fault.exit_code if job.recovery else 1
+        failures = [*job.attempt.left_alone, *([job.recovery.fault] if job.recovery else [])]
+        code = failures[0].exit_code if failures else 1
         return "job_failed", f"job failed: {job.failure}", code or 1
     return "job_finished", "job finished", 0
 

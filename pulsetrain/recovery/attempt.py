@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from pulsetrain.protocol.messages import FirstStep, RankExit
 from pulsetrain.recovery.move_request import Image
+from pulsetrain.recovery.record import Fault
 
 
 @dataclass(kw_only=True)
@@ -20,7 +21,8 @@ class Attempt:
     hub before it knew who runs which rank, by rank. `program_refused` says why a node could not launch what
     an update wants, "" where all could. `image` has the processes that it brings back, None once they run.
     `stepping_ns` is when a rank was first seen to have completed a step of it, 0: none was. `idle`: it ended
-    before it did anything useful.
+    before it did anything useful. `left_alone` has the failures on which a hub that only observes did not
+    act, and `none_left_s` is when it saw that no rank was left, None where one is.
     """
 
     number: int = -1
@@ -37,6 +39,8 @@ class Attempt:
     image: Image | None = None
     stepping_ns: int = 0
     idle: bool = True
+    left_alone: list[Fault] = field(default_factory=list)
+    none_left_s: float | None = None
 
     def finished_ranks(self) -> set[int]:
         """Ranks that ended with status 0."""

@@ -20,6 +20,7 @@ from pulsetrain.recovery import (
     images,
     kept_moves,
     late_ranks,
+    left_alone,
     link_actions,
     liveness,
     moving,
@@ -284,6 +285,7 @@ class Job:
         if state.works_without_steps() or state.adopted_under_way():
             state.under_way()
         begun_anew.look(state, self._loop)
+        left_alone.look(state, self._loop)
         state.rate.note(state.last_step, now_s)
         state.note_time()
         another_run.look(state, now_s - self._joined_s)

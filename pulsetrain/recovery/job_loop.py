@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import structlog
 
-from pulsetrain.recovery import actions, restart_cost, scheduling
+from pulsetrain.recovery import actions, left_alone, restart_cost, scheduling
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.snapshot import snapshot
 from pulsetrain.recovery.state import JobState
@@ -42,6 +42,7 @@ class JobLoop:
                 evicts = fault.event is Event.EVICT
                 detail["scheduler"] = scheduling.would(state, fault.node, drained=evicts)
             state.write("would", detail, node=fault.node, rank=fault.rank)
+            left_alone.note(state, fault)
             return
         if state.recovery is not None and fault.event is Event.NODE_LOST:
             state.blame(fault)

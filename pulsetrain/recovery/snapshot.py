@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from pulsetrain.protocol.late_rows import column
 from pulsetrain.protocol.messages import Heartbeat, Held, Hello, RankExit, RankStatus, WorldNode
+from pulsetrain.recovery import left_alone
 from pulsetrain.recovery.arithmetic_suspicion import WrongArithmetic
 from pulsetrain.recovery.hang_patience import PendingHang
 from pulsetrain.recovery.link_suspicion import LinkOutcome
@@ -63,6 +64,7 @@ class JobSnapshot:
     `links` is what the last rounds over links said, None for none.
     `wrong_arithmetic` has the nodes that computed wrongly.
     `resizing` says how large its world is and may be. `updates` says how its program was changed.
+    `left_alone` is a failure about which a hub that only observes does nothing, None for none.
     """
 
     job: str
@@ -93,6 +95,7 @@ class JobSnapshot:
     wrong_arithmetic: Mapping[str, WrongArithmetic] = field(default_factory=dict)
     resizing: Resizing | None = None
     updates: Updates = field(default_factory=Updates)
+    left_alone: Fault | None = None
 
     @property
     def world_size(self) -> int:
@@ -197,6 +200,7 @@ def snapshot(job: JobState) -> JobSnapshot:
         wrong_arithmetic=dict(job.arithmetic.wrong),
         resizing=replace(job.resizing),
         updates=job.updates.copy(),
+        left_alone=left_alone.present(job),
         step_s=1 / job.rate.per_s if job.rate.per_s else 0.0,
         launches_in_s=job.launches_in_s(),
         state_awaited_of=job.recovery.state_awaited_of if job.recovery is not None else (),

@@ -172,6 +172,26 @@ def test_a_crash_is_not_explained_while_a_connection_is_undecided():
     assert [(f.kind, f.subject) for f in site.sink.new] == [("node_lost", "b")]
 
 
+def test_a_crash_that_is_only_observed_is_explained_while_the_job_counts_as_running():
+    site = Site(left_alone=CRASHED, exits=(rank_exit(0, 1),))
+    assert site.look() == HURRY_S
+    site.look(now_ns=1000 * S + 250_000_000)
+    site.look()
+    assert [(f.kind, f.subject) for f in site.sink.new] == [("crash", "0")]
+
+
+def test_a_node_that_was_lost_came_back_and_is_lost_again_is_told_twice():
+    nodes = (node_snapshot("a", status(0)), node_snapshot("b", status(2)))
+    without = (nodes[0], nodes[1]._replace(state=NodeState.LOST, connected=False))
+    site = Site(nodes=nodes)
+    lost = faults.node_lost("b", "gone", 0, 1000 * S)
+    for _ in range(2):
+        site.look(nodes=without, left_alone=lost)
+        for _ in range(3):
+            site.look(nodes=nodes, left_alone=None)
+    assert [(f.kind, f.subject) for f in site.sink.new] == [("node_lost", "b")] * 2
+
+
 @pytest.mark.parametrize("phase", [Phase.FINISHED, Phase.FAILED])
 def test_a_job_that_is_over_is_not_looked_at(phase):
     site = Site(phase=phase, nodes=still(20), fault=CRASHED, exits=(rank_exit(0, 1),))

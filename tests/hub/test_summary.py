@@ -107,6 +107,34 @@ def test_each_phase_has_its_sentence(changes, state, sentence):
     assert (summary["state"], summary["sentence"], summary["since_ns"]) == (state, sentence, 900 * S)
 
 
+ONLY_OBSERVED = "This hub only observes: it restarts nothing."
+
+
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RUNNING])
+def test_a_failure_that_is_only_observed_is_never_healthy_and_the_cause_is_said_once_it_is_named(phase):
+    job = job_snapshot(phase=phase, exits=(rank_exit(3, -9),), left_alone=FAULT)
+    told = summarize(job, [])
+    assert told["state"] == "warning"
+    assert told["sentence"] == f"rank 3 on b ended with signal 9. {ONLY_OBSERVED}"
+    named = summarize(job, [finding("crash", summary="Rank 2 was killed.")])
+    assert named["sentence"] == f"Rank 2 was killed. {ONLY_OBSERVED}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"exits": (rank_exit(0, 0), rank_exit(3, -9))},
+            "A rank has failed: rank 3 on b ended with signal 9.",
+        ),
+        ({"nodes": (node_snapshot("a", status(0)), LOST)}, "Lost node(s): b."),
+    ],
+)
+def test_a_job_that_runs_without_some_of_its_ranks_is_not_healthy(changes, sentence):
+    told = summarize(job_snapshot(**changes), [])
+    assert (told["state"], told["sentence"]) == ("warning", sentence)
+
+
 def test_a_job_whose_agents_report_rarely_has_data_in_between():
     seldom = hello("a", heartbeat_ns=6 * S)
     nodes = [node_snapshot("a", status(0), hello=seldom, heartbeat_age_s=age_s) for age_s in (14.0, 16.0)]
