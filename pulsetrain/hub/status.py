@@ -16,6 +16,7 @@ from pulsetrain.hub.loops import LoopRow, LoopTable
 from pulsetrain.hub.past_jobs import PastStatus
 from pulsetrain.hub.reporter import Reporter
 from pulsetrain.hub.summary import Summary, summarize, worst_of
+from pulsetrain.hub.unseen import unseen
 from pulsetrain.recovery.pool_driver import PoolRow
 from pulsetrain.recovery.snapshot import JobSnapshot
 from pulsetrain.recovery.view import JobRow, job_row
@@ -117,24 +118,28 @@ class StatusReport:
             "written_rows": self._rows.written_rows,
             "unwritten_rows": self._rows.failed_rows,
         }
+        loops = self._loops.rows()
         return {
             "hub": {**self._facts, **counters},
-            "jobs": [self._job(job.snapshot()) for job in self._jobs.values()],
+            "jobs": [self._job(job.snapshot(), loops) for job in self._jobs.values()],
             "past_jobs": self._past.rows(),
-            "loops": self._loops.rows(),
+            "loops": loops,
             "pool": self._pool.row() if self._pool else None,
         }
 
-    def _job(self, job: JobSnapshot) -> JobStatus:
+    def _job(self, job: JobSnapshot, loops: Sequence[LoopRow]) -> JobStatus:
         findings = self._reporter.open(job.job, job.attempt)
+        verdicts = self._verdicts(job.job)
         since = [self._reporter.since_ns(job.job, finding) for finding in findings]
         return {
             **job_row(job),
-            "verdict": summarize(job, findings, self._worst_since_ns(job.job, findings)),
+            "verdict": summarize(
+                job, findings, self._worst_since_ns(job.job, findings), unseen(verdicts, loops)
+            ),
             "findings": [
                 {**finding.row(), "since_ns": began} for finding, began in zip(findings, since, strict=True)
             ],
-            "detectors": [state_of(verdict) for verdict in self._verdicts(job.job)],
+            "detectors": [state_of(verdict) for verdict in verdicts],
             "median_step_s": self._steps.median_step_ns(job.job) / 1e9,
             "slowest": self._ranking.slowest(job.job, job.attempt),
         }

@@ -23,7 +23,7 @@ import structlog
 
 from pulsetrain.analytics.incidents.unsure import why_unknown
 from pulsetrain.analytics.slowness.step_rate import StepRate
-from pulsetrain.analytics.verdict import Finding, Verdict, findings
+from pulsetrain.analytics.verdict import Failed, Finding, Healthy, Verdict, findings
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.supervisor import FailureCollector
 from pulsetrain.hub import early_rounds
@@ -54,6 +54,7 @@ CONSIDER_SHARE = 0.02  # of the time, for that. A large job has many heartbeats
 YOUNG_S = 30.0  # an attempt that began lately: nobody knows what is usual
 NEW_S = 60.0  # for so long after a finding began or ended, what follows is worth hurrying
 SUSPECT_S = 10.0  # longer steps are looked into for so long
+FAILING_S = 30.0  # a group that could not be asked for so long: what it said before is no longer true
 SURE = 0.9
 PATIENCE_S = 3.0  # a finding that is absent for longer, and in two looks at least, has ended
 
@@ -107,6 +108,7 @@ class _Said:
     took_s: float = 0.0
     failed: bool = False
     """The last question raised. Then nobody waits for a second answer."""
+    failing_since_s: float = math.inf
 
     @property
     def doubtful(self) -> bool:
@@ -122,6 +124,29 @@ class _Said:
         return self.dedup.look(
             findings(verdicts), now_s=now_s, why_unknown=lambda finding: why_unknown(finding, verdicts)
         )
+
+    def fail(self, group: Group, error: Exception, now_s: float) -> None:
+        """The question raised. After a while that is what is said, beside findings: nothing ended them."""
+        self.failed, self.failing_since_s = True, min(self.failing_since_s, now_s)
+        if now_s - self.failing_since_s >= FAILING_S:
+            why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            self.verdicts = [*findings(self.verdicts), Failed(analyzer=_analysis(group), error=why)]
+
+    def answered(self, group: Group, verdicts: Sequence[Verdict] | None) -> Sequence[Verdict] | None:
+        """The question was answered: what is said now. None: nothing new."""
+        self.failed, self.failing_since_s = False, math.inf
+        if not any(isinstance(v, Failed) and v.analyzer == _analysis(group) for v in self.verdicts):
+            return verdicts
+        well = Healthy(analyzer=_analysis(group))
+        if verdicts is None:
+            self.verdicts = [*findings(self.verdicts), well]
+            return None
+        return [*verdicts, well]
+
+
+def _analysis(group: Group) -> str:
+    """The name under which it is told that a group cannot be asked."""
+    return f"analysis of {group}"
 
 
 def _every(period_s: float) -> _Said:
@@ -147,6 +172,10 @@ class _Memory:
     open: frozenset[Key] = frozenset()
     urgent_until_s: float = -math.inf
     """Until when it is worth its cost to learn soon why steps take longer."""
+
+    def every(self) -> Sequence[_Said]:
+        """What was said, in the order in which it is told."""
+        return self.said["ranks"], self.said["steps"], self.live, self.said["machines"]
 
     def note(self, job: JobSnapshot, now_s: float) -> None:
         """Take in what the job's heartbeats say."""
@@ -355,13 +384,15 @@ class StoreAnalysis:
     async def _ask(self, job: Watched, before: JobSnapshot, memory: _Memory, group: Group) -> None:
         """Ask one group of analyzers and report what they say. How long it took counts where it fails too."""
         began_s, said, records = self._clock.monotonic_s(), memory.said[group], self._records
-        said.failed = True
         try:
             look = await asyncio.to_thread(records.look, before.job, before.attempt, before.now_ns, [group])
-            said.failed = False
+        except Exception as error:
+            said.fail(group, error, began_s)
+            self._tell(job.snapshot(), memory, before.attempt)
+            raise
         finally:
             said.looked_s, said.took_s = began_s, self._clock.monotonic_s() - began_s
-        verdicts = look[group]
+        verdicts = said.answered(group, look[group])
         if verdicts is not None:  # the same rows again confirm nothing, and end nothing
             after = job.snapshot()
             if group == FIRST:
@@ -377,9 +408,14 @@ class StoreAnalysis:
         if job.attempt != attempt:
             return
         new = said.take(verdicts, self._clock.monotonic_s())
-        every = [memory.said["ranks"], memory.said["steps"], memory.live, memory.said["machines"]]
-        self._sink.report(job.job, SOURCE, new, [f for each in every for f in each.dedup.current()])
-        self._sink.detectors(job.job, job.attempt, [v for each in every for v in each.verdicts])
+        self._sink.report(job.job, SOURCE, new, [f for each in memory.every() for f in each.dedup.current()])
+        self._tell(job, memory, attempt)
+
+    def _tell(self, job: JobSnapshot, memory: _Memory, attempt: int) -> None:
+        """Tell what every detector said last."""
+        if job.attempt == attempt:
+            told = [v for each in memory.every() for v in each.verdicts]
+            self._sink.detectors(job.job, job.attempt, told)
 
     def _lag(self, job: JobSnapshot, memory: _Memory, newest_step: int) -> Verdict:
         return memory.lag.look(

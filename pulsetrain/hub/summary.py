@@ -28,12 +28,14 @@ class Summary(TypedDict):
     since_ns: int
 
 
-def summarize(job: JobSnapshot, findings: Sequence[Finding], worst_since_ns: int = 0) -> Summary:
+def summarize(
+    job: JobSnapshot, findings: Sequence[Finding], worst_since_ns: int = 0, unseen: str = ""
+) -> Summary:
     """The summary of a job. `findings` are open, the worst first.
 
-    `worst_since_ns` is when `worst_of` them began.
+    `worst_since_ns` is when `worst_of` them began. `unseen` says what is not looked at, "" for nothing.
     """
-    state, sentence = _judge(job, findings)
+    state, sentence = _judge(job, findings, unseen)
     troubled = worst_of(findings) is not None and state in ("slow", "hung", "warning")
     return {
         "state": state,
@@ -52,7 +54,7 @@ def trouble_state(worst: Finding) -> str:
     return "hung" if worst.kind == "hang" else "slow" if worst.kind in SLOW_KINDS else "warning"
 
 
-def _judge(job: JobSnapshot, findings: Sequence[Finding]) -> tuple[str, str]:
+def _judge(job: JobSnapshot, findings: Sequence[Finding], unseen: str) -> tuple[str, str]:
     if job.left_alone is not None and job.phase is Phase.STARTING:
         return _left_alone(job.left_alone, findings)
     cause = job.fault.reason if job.fault else ""
@@ -75,7 +77,7 @@ def _judge(job: JobSnapshot, findings: Sequence[Finding]) -> tuple[str, str]:
             return "ended", f"Ended by {job.ended_by}{_after(job.last_step)}."
         case Phase.FAILED:
             return "failed", f"Failed: {job.failure}."
-    return _running(job, findings, cause)
+    return _running(job, findings, cause, unseen)
 
 
 def _forming(job: JobSnapshot) -> str:
@@ -151,7 +153,7 @@ def _gone(job: JobSnapshot) -> str:
     return f"Lost node(s): {', '.join(lost)}" if lost else ""
 
 
-def _running(job: JobSnapshot, findings: Sequence[Finding], cause: str) -> tuple[str, str]:
+def _running(job: JobSnapshot, findings: Sequence[Finding], cause: str, unseen: str) -> tuple[str, str]:
     if job.silent_s > max(SILENT_S, job.usual_silence_s):
         return "no_data", f"No report from any rank for {job.silent_s:.0f} s."
     if job.left_alone is not None:
@@ -166,4 +168,7 @@ def _running(job: JobSnapshot, findings: Sequence[Finding], cause: str) -> tuple
     row = resizing_row(job)
     fewer = f" on {row['nodes']} of {row['most']} nodes" if row and row["nodes"] < row["most"] else ""
     note = f" To know: {findings[0].summary}" if findings else ""
-    return "healthy", f"Healthy: step {job.last_step}, {job.world_size} ranks{fewer}, no fault seen.{note}"
+    seen = f"step {job.last_step}, {job.world_size} ranks{fewer}, no fault seen."
+    if unseen:
+        return "healthy", f"Healthy as far as is seen: {seen} Not seen: {unseen.rstrip('.')}.{note}"
+    return "healthy", f"Healthy: {seen}{note}"

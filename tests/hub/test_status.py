@@ -4,7 +4,7 @@ import json
 from types import SimpleNamespace
 
 from pulsetrain import __version__
-from pulsetrain.analytics.verdict import Inconclusive
+from pulsetrain.analytics.verdict import Failed, Inconclusive
 from pulsetrain.hub.leadership import Alone
 from pulsetrain.hub.loops import LoopTable
 from pulsetrain.hub.reporter import Reporter
@@ -46,6 +46,10 @@ def test_hub_jobs_and_loops_are_in_one_json_object():
     assert [(d["analyzer"], d["state"]) for d in job["detectors"]] == [
         ("hang", "inconclusive"), ("mfu", "blind"),
     ]  # fmt: skip
+    reporter.report("j", "live", [], [])
+    reporter.detectors("j", 0, [Failed(analyzer="mfu", error="no answer")])
+    sentence = report.status()["jobs"][0]["verdict"]["sentence"]
+    assert sentence.endswith("Not seen: mfu failed (no answer).")
     assert (job["median_step_s"], job["slowest"]["steps"]) == (1.5, 30)
     assert [(row["process"], row["loop"], row["failures"]) for row in status["loops"]] == [
         ("hub", "controller", 4)

@@ -10,6 +10,7 @@ from pulsetrain.hub.store_analysis import (
     AGAIN_S,
     CONSIDER_S,
     CONSIDER_SHARE,
+    FAILING_S,
     PERIODS_S,
     POLL_S,
     TURN_S,
@@ -289,6 +290,35 @@ def test_a_group_that_cannot_be_asked_keeps_no_other_from_it_and_is_asked_no_mor
     assert set(failures) == {"ranks of job j"}
     assert 20 <= len(failures) <= 24  # a fifth of a minute, each takes half a second
     assert {v.analyzer for v in site.sink.detected["j"]} >= {"mfu", "network"}
+
+
+def test_what_was_healthy_before_is_not_told_for_ever_of_a_group_that_cannot_be_asked():
+    site = Site()
+    site.turn()
+    site.records.fails = "ranks"
+    told = []
+    for after_s in (TURN_S, FAILING_S):
+        with pytest.raises(OSError, match="no answer"):
+            site.turn(after_s=after_s)
+        told.append({v.analyzer: type(v).__name__ for v in site.sink.detected["j"]})
+    assert told[0]["straggler"] == "Healthy"  # perhaps it was one question alone
+    assert "straggler" not in told[1]
+    assert told[1]["analysis of ranks"] == "Failed"
+    site.records.fails = None
+    site.turn(after_s=TURN_S)
+    well = {v.analyzer: type(v).__name__ for v in site.sink.detected["j"]}
+    assert (well["straggler"], well["analysis of ranks"]) == ("Healthy", "Healthy")
+
+
+def test_what_was_found_stays_open_while_the_store_cannot_be_asked():
+    site = Site()
+    site.records.ranks = [finding("straggler", confidence=0.95)]
+    site.turn()
+    site.records.fails = "ranks"
+    for after_s in (TURN_S, FAILING_S):
+        with pytest.raises(OSError, match="no answer"):
+            site.turn(after_s=after_s)
+    assert [f.kind for f in site.sink.still_open["j", "stored"]] == ["straggler"]
 
 
 def test_nobody_waits_for_a_group_that_fails_to_say_again_what_was_doubtful():

@@ -142,6 +142,13 @@ def test_a_job_whose_agents_report_rarely_has_data_in_between():
     assert states == ["healthy", "no_data"]
 
 
+def test_a_job_of_which_not_all_is_seen_is_healthy_as_far_as_is_seen():
+    told = summarize(job_snapshot(), [], unseen="mfu failed (no answer)")
+    seen = "Healthy as far as is seen: step 5, 4 ranks, no fault seen."
+    assert told["sentence"] == f"{seen} Not seen: mfu failed (no answer)."
+    assert summarize(job_snapshot(), [finding()], unseen="mfu failed")["state"] == "hung"
+
+
 @pytest.mark.parametrize(
     ("kind", "state"), [("hang", "hung"), ("straggler", "slow"), ("gpu_fault", "warning")]
 )
