@@ -40,7 +40,11 @@ class HubOptions:
 
     def address(self) -> HubAddress:
         """Return where the hub listens, of several the one that leads. Raises `UsageError` for none."""
-        return leading(find_hub(self.hub, self.token, data=self.data and self.data.expanduser()))
+        return leading(self.addresses())
+
+    def addresses(self) -> HubAddress:
+        """Return all hubs of which one leads. Raises `UsageError` for none."""
+        return find_hub(self.hub, self.token, data=self.data and self.data.expanduser())
 
     def client(self) -> HubClient:
         """Return a client of the hub."""

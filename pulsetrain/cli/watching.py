@@ -15,7 +15,7 @@ from pulsetrain.cli.options import HubOptions, hub_options, json_option
 from pulsetrain.cli.root import print_json, print_table, pulsetrain
 from pulsetrain.core.errors import PulsetrainError, UsageError
 from pulsetrain.core.json import JsonObject
-from pulsetrain.protocol.client import HubClient
+from pulsetrain.protocol.leading_client import LeadingClient
 
 _PATIENCE_S = 5.0  # for an answer to `top`
 
@@ -37,10 +37,10 @@ def status(watch_s: float | None, hub: HubOptions, as_json: bool) -> None:
 
     Example: pulsetrain status --watch
     """
-    client = hub.client()
     if watch_s is not None:
-        _watch(client, watch_s, as_json=as_json)
+        _watch(LeadingClient(hub.addresses()), watch_s, as_json=as_json)
         return
+    client = hub.client()
     report = client.status()
     if as_json:
         print_json(report)
@@ -50,7 +50,7 @@ def status(watch_s: float | None, hub: HubOptions, as_json: bool) -> None:
         _print_status(report, HubQuestions(client).incidents_of(report))
 
 
-def _watch(client: HubClient, period_s: float, *, as_json: bool) -> None:
+def _watch(client: LeadingClient, period_s: float, *, as_json: bool) -> None:
     """Print the status at first and after each change. As JSON each is one line."""
     from pulsetrain.terminal.changes import changes
     from pulsetrain.terminal.hub_answers import HubQuestions
@@ -139,7 +139,7 @@ def top(job: str, once: bool, hub: HubOptions, as_json: bool) -> int:
     from pulsetrain.terminal.view import Answers, view
 
     console = Console(highlight=False, emoji=False, markup=False)
-    questions = HubQuestions(HubClient(hub.address(), timeout_s=_PATIENCE_S))
+    questions = HubQuestions(LeadingClient(hub.addresses(), timeout_s=_PATIENCE_S))
     first = questions()
     seen = view(Answers(**first), here_ns=time.time_ns())
     if job and seen.job(job) is None:
