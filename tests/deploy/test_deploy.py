@@ -279,6 +279,12 @@ def test_rules_ask_for_metrics_that_exist_and_no_data_is_an_alert():
     assert exprs["PulsetrainNodeSilent"].endswith(" and on (node) pulsetrain_job_node")
 
 
+def test_prometheus_leaves_the_hubs_label_for_the_training_job_as_it_is():
+    config = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
+    scraped = {each["job_name"]: each for each in config["scrape_configs"]}
+    assert scraped["pulsetrain-hub"]["honor_labels"]
+
+
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool here")
 def test_promtool_takes_the_rules():
     rules = DEPLOY / "prometheus/pulsetrain.rules.yml"
