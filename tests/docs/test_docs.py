@@ -154,6 +154,24 @@ def test_a_flag_or_command_that_does_not_exist_is_seen():
     assert [unknown_flag(words) for words in pulsetrain_commands(text)] == ["--bogus", "nosuch", ""]
 
 
+def options(command: click.Command) -> Iterator[click.Option]:
+    """Yield the options that the help of a command, or of one below it, shows."""
+    yield from (each for each in command.params if isinstance(each, click.Option) and not each.hidden)
+    if isinstance(command, click.Group):
+        for each in command.commands.values():
+            yield from options(each)
+
+
+@pytest.mark.parametrize("name", sorted(pulsetrain.commands))
+def test_every_option_of_a_command_is_on_its_page(name):
+    """Options of `agent` are those of `run`, and many commands share those that say which hub is meant."""
+    folder = ROOT / "docs/commands"
+    asked = (name, "README", *(["run"] if name == "agent" else []))
+    said = "".join((folder / f"{page}.md").read_text() for page in asked)
+    known = {*re.findall(r"(?<![\w-])--?[a-z][a-z-]*", said)}
+    assert not [option.opts for option in options(pulsetrain.commands[name]) if known.isdisjoint(option.opts)]
+
+
 @pages
 def test_make_targets_exist(page):
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.M))
