@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 
-from pulsetrain.analytics.machines.hardware import LineReader
+from pulsetrain.analytics.machines.hardware import LineReader, address
 from pulsetrain.analytics.machines.policies import Policies, load
 from pulsetrain.collectors.machine.signs import SignTracker
 from pulsetrain.records.columns import Columns
@@ -14,11 +14,15 @@ from pulsetrain.records.kernel_log import KernelLine
 _MORE_OF_AN_SXID = ("Severity ", "Data {")
 """How lines begin that follow the first one of an SXid. Source: Fabric Manager user guide DU-09883-001."""
 
+_OF_THE_BUS = ("pcie_uncorrected", "pcie_nonfatal")
+"""Rules on any card of the PCIe bus."""
+
 
 class KernelSigns:
     """Reads rows of `logs` and notes in `tracker` what they tell, but of `unused` ports.
 
-    `shared`: the machine has GPUs of other jobs too, and a line that names no GPU may be of those.
+    `shared`: the machine has GPUs of other jobs too, and a line that names no GPU may be of those. `own` are
+    the PCI addresses of the job's GPUs: what the bus tells of any other card may be nothing to the job.
     """
 
     def __init__(
@@ -29,7 +33,9 @@ class KernelSigns:
         unused: Collection[str] = (),
         *,
         shared: bool = False,
+        own: Collection[str] = (),
     ) -> None:
+        self._own = frozenset(own)
         self._tracker, self._now_ns, self._unused = tracker, now_ns, frozenset(unused)
         policies = policies or load()
         self._reader = LineReader(policies)
@@ -55,5 +61,10 @@ class KernelSigns:
                 code=report.code,
                 text=report.lines[0],
                 grave=report.severity == "critical",
-                shared=not report.device and report.family in self._shared,
+                shared=self._may_be_of_others(report.family, report.device),
             )
+
+    def _may_be_of_others(self, family: str, device: str) -> bool:
+        if family in _OF_THE_BUS:
+            return not device or address(device) not in self._own
+        return not device and family in self._shared

@@ -50,7 +50,8 @@ class MachineHealth:
         ours = _all_addresses(known) if complete else None
         self._tracker = SignTracker(foreign, unused=unused, gpus=ours)
         others = ours is not None and any(address(pci) not in ours for pci in on_bus)
-        self._kernel = KernelSigns(self._tracker, unused=unused, shared=bool(foreign) or others)
+        own = [at for at in self._addresses.values() if at not in foreign]
+        self._kernel = KernelSigns(self._tracker, unused=unused, shared=bool(foreign) or others, own=own)
         self._events = None if events is None or events.blind else events
         self._thread = LoopThread("gpu_events", self.wait, stale_after_s=STALE_AFTER_S)
 

@@ -222,3 +222,24 @@ def test_the_kernel_s_log_is_not_told_of_a_card_that_the_job_does_not_use():
     assert health.signs(S) == ()
     health.observe(lines(text.format("0000:5d:00.0")))
     assert [s.device for s in health.signs(S)] == ["0000:5d:00.0"]
+
+
+@pytest.mark.parametrize(
+    ("line", "response"),
+    [
+        ("pcieport 0000:80:01.1: AER: Uncorrected (Fatal) error received: {}", "{}"),
+        ("nvidia {}: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer", "{}"),
+        (
+            "pcieport 0000:80:01.1: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer",
+            "cordon",
+        ),
+    ],
+)
+def test_a_fatal_error_on_the_bus_stops_the_job_only_where_it_is_of_its_gpu(line, response):
+    own, other = GPUS[0]["pci"], "0000:81:00.0"
+    for address, expected in ((own, "evict_now"), (other, "cordon")):
+        health = MachineHealth(GPUS, complete=True, on_bus=[gpu["pci"] for gpu in GPUS])
+        health.observe(lines(line.format(address)))
+        machine = Machine(node="n", signs=health.signs(2 * S))
+        (found,) = judge(machine, load_tables(), JobLook(job="j", attempt=0, now_ns=2 * S))
+        assert found.evidence["response"] == response.format(expected)
