@@ -21,8 +21,8 @@ _OF_THE_BUS = ("pcie_uncorrected", "pcie_nonfatal")
 class KernelSigns:
     """Reads rows of `logs` and notes in `tracker` what they tell, but of `unused` ports.
 
-    `shared`: the machine has GPUs of other jobs too, and a line that names no GPU may be of those. `own` are
-    the PCI addresses of the job's GPUs: what the bus tells of any other card may be nothing to the job.
+    Where the machine has GPUs of other jobs too, a line that names no GPU may be of those. What the bus tells
+    of a card that is no GPU of the job may be nothing to it.
     """
 
     def __init__(
@@ -31,16 +31,11 @@ class KernelSigns:
         policies: Policies | None = None,
         now_ns: Callable[[], int] = time.time_ns,
         unused: Collection[str] = (),
-        *,
-        shared: bool = False,
-        own: Collection[str] = (),
     ) -> None:
-        self._own = frozenset(own)
         self._tracker, self._now_ns, self._unused = tracker, now_ns, frozenset(unused)
         policies = policies or load()
         self._reader = LineReader(policies)
-        of_gpus = {rule.name for rule in policies.rules if rule.kind == "gpu_fault"}
-        self._shared = of_gpus if shared else set()
+        self._of_gpus = {"xid", "sxid", *(rule.name for rule in policies.rules if rule.kind == "gpu_fault")}
 
     def observe(self, lines: Columns) -> None:
         """Take in lines in the order in which the kernel wrote them.
@@ -54,6 +49,8 @@ class KernelSigns:
                 continue
             if report.device in self._unused:  # the counters of the port tell of it
                 continue
+            if self._tracker.owners.none and report.family in self._of_gpus:
+                continue
             self._tracker.happened(
                 report.family,
                 report.device,
@@ -65,6 +62,7 @@ class KernelSigns:
             )
 
     def _may_be_of_others(self, family: str, device: str) -> bool:
+        owners = self._tracker.owners
         if family in _OF_THE_BUS:
-            return not device or address(device) not in self._own
-        return not device and family in self._shared
+            return not device or address(device) not in owners.own
+        return not device and owners.others and family in self._of_gpus

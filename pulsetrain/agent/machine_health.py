@@ -6,11 +6,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from pulsetrain.agent.gpu_owners import gpu_owners, usable_gpus
 from pulsetrain.agent.kernel_signs import KernelSigns
 from pulsetrain.analytics.machines.hardware import address
-from pulsetrain.collectors.machine.gpu import name_of_lost
 from pulsetrain.collectors.machine.gpu_events import GpuEvents
-from pulsetrain.collectors.machine.gpu_settings import is_visible
 from pulsetrain.collectors.machine.signs import SignTracker
 from pulsetrain.core.supervisor import LoopStatus, LoopThread
 from pulsetrain.protocol.messages import GpuIdentity, HardwareSign
@@ -24,11 +23,9 @@ LOST_S = 1.0  # between two waits while a GPU is lost: the driver answers each a
 class MachineHealth:
     """What the heartbeat says of the machine. Any thread may call it.
 
-    `events` are waited for on a thread of their own, because a driver may hold it. Ranks have `environ`: GPUs
-    that it hides from them are those of other jobs, and nothing is said of them. `complete`: `gpus` are all
-    that this process may use, so an Xid of another address is of another job. `on_bus` are the addresses of
-    all GPUs of the machine. `lost` are the driver's indices of GPUs that had no UUID any more. `unused`
-    are ports that the job leaves alone.
+    `events` are waited for on a thread of their own, because a driver may hold it. Nothing is said of GPUs of
+    other jobs: see `gpu_owners` for `environ`, `lost`, `complete` and `on_bus`. `unused` are ports that the
+    job leaves alone.
     """
 
     def __init__(
@@ -44,14 +41,11 @@ class MachineHealth:
     ) -> None:
         known = list(gpus)
         self.identities: Sequence[GpuIdentity] = tuple(map(identity, known))
-        self.usable: Sequence[str] = _usable(known, environ)
+        self.usable: Sequence[str] = usable_gpus(known, environ)
         self._addresses = {gpu.uuid: address(gpu.pci) for gpu in self.identities if gpu.pci}
-        foreign = _foreign(known, environ) | _foreign_lost(known, lost, environ)
-        ours = _all_addresses(known) if complete else None
-        self._tracker = SignTracker(foreign, unused=unused, gpus=ours)
-        others = ours is not None and any(address(pci) not in ours for pci in on_bus)
-        own = [at for at in self._addresses.values() if at not in foreign]
-        self._kernel = KernelSigns(self._tracker, unused=unused, shared=bool(foreign) or others, own=own)
+        owners = gpu_owners(known, environ, lost=lost, complete=complete, on_bus=on_bus)
+        self._tracker = SignTracker(owners, unused=unused)
+        self._kernel = KernelSigns(self._tracker, unused=unused)
         self._events = None if events is None or events.blind else events
         self._thread = LoopThread("gpu_events", self.wait, stale_after_s=STALE_AFTER_S)
 
@@ -95,53 +89,6 @@ class MachineHealth:
             device = self._addresses.get(event.uuid, event.uuid)
             self._tracker.happened("xid", device, event.ts_ns, code=event.xid)
         return 0.0
-
-
-def _foreign(gpus: Sequence[Mapping[str, Any]], environ: Mapping[str, str]) -> set[str]:
-    """UUIDs and PCI addresses of GPUs that ranks do not see. None where that cannot be told.
-
-    CUDA counts GPUs of different models in an order of its own, unless CUDA_DEVICE_ORDER is PCI_BUS_ID. A
-    part of a GPU (MIG) is named by a UUID of its own.
-    """
-    visible = _visible(gpus, environ)
-    if visible is None:
-        return set()
-    hidden = [gpu for gpu in gpus if not is_visible(int(gpu["index"]), str(gpu["uuid"]), visible)]
-    return {str(gpu["uuid"]) for gpu in hidden} | {address(gpu["pci"]) for gpu in hidden if gpu.get("pci")}
-
-
-def _foreign_lost(
-    gpus: Sequence[Mapping[str, Any]], lost: Collection[int], environ: Mapping[str, str]
-) -> set[str]:
-    """What lost GPUs are called that ranks do not see. None where a UUID may be that of a lost one."""
-    visible = _visible(gpus, environ)
-    named = [name.strip() for name in (visible or "").split(",") if name.strip().startswith("GPU-")]
-    unknown = [name for name in named if not any(str(gpu["uuid"]).startswith(name) for gpu in gpus)]
-    if visible is None or unknown:
-        return set()
-    return {name_of_lost(index) for index in lost if not is_visible(index, "", visible)}
-
-
-def _visible(gpus: Sequence[Mapping[str, Any]], environ: Mapping[str, str]) -> str | None:
-    """What CUDA_VISIBLE_DEVICES says, None where it does not tell which of these GPUs it names."""
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    models = {gpu.get("model") for gpu in gpus}
-    by_bus = len(models) < 2 or environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    return None if visible is None or "MIG-" in visible or not by_bus else visible
-
-
-def _all_addresses(gpus: Sequence[Mapping[str, Any]]) -> set[str] | None:
-    """PCI addresses of some GPUs. None where one has none."""
-    addresses = {address(gpu["pci"]) for gpu in gpus if gpu.get("pci")}
-    return addresses if addresses and len(addresses) == len(gpus) else None
-
-
-def _usable(gpus: Sequence[Mapping[str, Any]], environ: Mapping[str, str]) -> list[str]:
-    """UUIDs of the GPUs that ranks may use. None where that cannot be told."""
-    visible, foreign = environ.get("CUDA_VISIBLE_DEVICES"), _foreign(gpus, environ)
-    usable = [str(gpu["uuid"]) for gpu in gpus if str(gpu["uuid"]) not in foreign]
-    named = len(usable) if visible is None else len([name for name in visible.split(",") if name.strip()])
-    return usable if len(usable) == named else []
 
 
 def identity(gpu: Mapping[str, Any]) -> GpuIdentity:

@@ -148,7 +148,7 @@ class HardwareSource:
         traffic = TrafficWatch(node, listed=ports)
         unused = unused_ports(environ, (*ports, interface_of(identity.address)))
         if gpus is None:
-            health = MachineHealth(environ=environ, unused=unused)
+            health = MachineHealth(environ=environ, unused=unused, on_bus=gpus_on_bus())
             health.gpus_silent(time.time_ns(), gpus_limit_s)
             return cls(samplers, log_reader, period_s, traffic=traffic, health=health)
         sampler = gpus.sampler

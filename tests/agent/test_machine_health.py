@@ -243,3 +243,44 @@ def test_a_fatal_error_on_the_bus_stops_the_job_only_where_it_is_of_its_gpu(line
         machine = Machine(node="n", signs=health.signs(2 * S))
         (found,) = judge(machine, load_tables(), JobLook(job="j", attempt=0, now_ns=2 * S))
         assert found.evidence["response"] == response.format(expected)
+
+
+def responses(health):
+    machine = Machine(node="n", signs=health.signs(2 * S), gpus=health.identities)
+    found = judge(machine, load_tables(), JobLook(job="j", attempt=0, now_ns=2 * S))
+    return {finding.evidence["response"] for finding in found}
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, {"evict_now"}),
+        ("0,1,2,3", {"evict_now"}),
+        ("2,3", {"cordon"}),
+        ("MIG-7", {"cordon"}),
+        ("", set()),
+        ("-1", set()),
+    ],
+)
+def test_an_xid_evicts_nobody_where_it_is_not_known_whose_gpu_it_is(visible, expected):
+    """Without the driver's binding no GPU has an owner."""
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    health = MachineHealth(environ=environ, on_bus=[gpu["pci"] for gpu in GPUS])
+    health.observe(lines(XID))
+    assert responses(health) == expected
+
+
+def test_a_job_without_gpus_hears_nothing_of_them():
+    health = MachineHealth(GPUS[:3], environ={"CUDA_VISIBLE_DEVICES": ""})
+    health.observe(lines(XID, NAMES_NO_GPU, SXID[0].replace("Non-fatal", "Fatal")))
+    health.gpus_silent(S, 100.0)
+    assert health.signs(S) == ()
+
+
+@pytest.mark.parametrize(("visible", "expected"), [("0", {"cordon"}), ("0,1,2,3", {"evict_now"})])
+def test_gpus_that_cuda_counts_in_an_order_of_its_own_evict_nobody(visible, expected):
+    mixed = [*GPUS[:3], {**GPUS[3], "model": "A100"}]
+    health = MachineHealth(mixed, environ={"CUDA_VISIBLE_DEVICES": visible}, complete=True)
+    health.observe(lines(XID))
+    health.observe(metrics("n", [("GPU-3", "gpu_lost", 1.0)], S))
+    assert responses(health) == expected

@@ -23,7 +23,7 @@ from pulsetrain.records.kernel_log import KernelLine
 from pulsetrain.recovery.response import Response
 
 NAME = "hardware"
-_SHARED = "no eviction: the line names no GPU, and other jobs use GPUs of the machine"
+_SHARED = "no eviction: it may be of a card that another job uses"
 _ORDER = {"info": 0, "warning": 1, "critical": 2}
 
 
@@ -126,10 +126,15 @@ def _kernel(
     for report in kept:
         _, sign = by_report[_key(report)]
         finding = hardware.finding_of(report, uuids, machine.node, look.job, tables.policies)
-        choice = tables.responses.choose(_case(report, finding, sign, tables))
-        if sign.shared and choice.response.evicts:
-            choice = replace(choice, response=Response.CORDON, source=f"{choice.source}; {_SHARED}")
+        choice = _capped(sign, tables.responses.choose(_case(report, finding, sign, tables)))
         yield _with_response(replace(finding, attempt=look.attempt), choice, machine.node, sign)
+
+
+def _capped(sign: HardwareSign, choice: Choice) -> Choice:
+    """A choice that evicts nobody for what may be another job's."""
+    if sign.shared and choice.response.evicts:
+        return replace(choice, response=Response.CORDON, source=f"{choice.source}; {_SHARED}")
+    return choice
 
 
 def _key(report: FaultReport) -> tuple[str, int, str]:
@@ -170,16 +175,15 @@ def _sign(machine: Machine, sign: HardwareSign, tables: Tables, look: JobLook) -
     held_s = (sign.last_ns - sign.first_ns) / 1e9
     name = f"{machine.node}/{sign.device}" if sign.device else machine.node
     subject_type, subject = _subject(meaning.kind, name, sign.device)
-    choice = tables.responses.choose(
-        Case(
-            on="sign",
-            name=sign.kind,
-            severity=meaning.severity,
-            value=sign.value,
-            held_s=held_s,
-            times_ns=sign.times_ns,
-        )
+    case = Case(
+        on="sign",
+        name=sign.kind,
+        severity=meaning.severity,
+        value=sign.value,
+        held_s=held_s,
+        times_ns=sign.times_ns,
     )
+    choice = _capped(sign, tables.responses.choose(case))
     words = meaning.summary.format(value=sign.value, held=held_s, count=sign.count)
     finding = Finding(
         ts_ns=sign.last_ns,

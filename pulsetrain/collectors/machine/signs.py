@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pulsetrain.collectors.machine.gpu_owners import GpuOwners
 from pulsetrain.protocol.messages import HardwareSign
 from pulsetrain.records.columns import Columns
 
@@ -131,22 +132,19 @@ class _Device:
 class SignTracker:
     """The signs of one machine. Any thread may call it.
 
-    `foreign` are devices that others use: UUIDs and PCI addresses of GPUs. Nothing is told of them. `gpus`
-    are the PCI addresses of all GPUs that this process may use: Xids of others are not told. None: not
-    known. `unused` are ports that the job leaves alone. That they went down is a sign of its own, which asks
-    for nothing.
+    Nothing is told of GPUs of other jobs. `owners` says whose they are. `unused` are ports that the job
+    leaves alone. That they went down is a sign of its own, which asks for nothing.
     """
 
     def __init__(
         self,
-        foreign: Collection[str] = (),
+        owners: GpuOwners | None = None,
         *,
         unused: Collection[str] = (),
-        gpus: Collection[str] | None = None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._foreign, self._unused, self._clock_s = frozenset(foreign), frozenset(unused), clock_s
-        self._gpus = None if gpus is None else frozenset(gpus)
+        self.owners = owners or GpuOwners()
+        self._unused, self._clock_s = frozenset(unused), clock_s
         self._gpus_seen_s = 0.0
         self._lock = threading.Lock()
         self._signs: dict[tuple[str, str, int], _Sign] = {}
@@ -186,13 +184,13 @@ class SignTracker:
         grave: bool = False,
         shared: bool = False,
     ) -> None:
-        if device in self._foreign or (kind == "xid" and self._is_of_another_job(device)):
+        if self.owners.is_foreign(kind, device):
             return
         key = (kind, device, code)
         sign = self._signs.get(key)
         if sign is None:
             sign = self._signs[key] = _Sign(kind, device, code, now_ns, now_ns, held=False)
-            sign.shared = shared
+            sign.shared = shared or self.owners.is_doubtful(kind, device)
             self._go_on(sign, [t for t in self._earlier.pop(key, ()) if now_ns - t <= COUNTED_NS])
         if text and (grave or not sign.grave):
             sign.text, sign.grave = text, grave
@@ -205,10 +203,6 @@ class SignTracker:
             sign.times_ns.extend([now_ns] * min(count, MOST_TIMES))
         elif not sign.times_ns or now_ns - sign.times_ns[-1] >= apart_ns:
             sign.times_ns.append(now_ns)
-
-    def _is_of_another_job(self, gpu: str) -> bool:
-        """Whether a GPU is known to be one that this process may not use. It may be named by its UUID."""
-        return self._gpus is not None and ":" in gpu and gpu not in self._gpus
 
     def _go_on(self, sign: _Sign, earlier_ns: Sequence[int]) -> None:
         """Count what happened in the last day as well."""
@@ -232,7 +226,7 @@ class SignTracker:
                 by_device.setdefault(str(row["device"]), {})[name] = float(str(row["value"]))
         with self._lock:
             for device, values in by_device.items():
-                if device not in self._foreign:
+                if device not in self.owners.foreign:
                     self._look(device, values, now_ns)
 
     def _look(self, device: str, values: Mapping[str, float], now_ns: int) -> None:
@@ -304,6 +298,7 @@ class SignTracker:
         sign = self._signs.get(key)
         if sign is None or now_ns - sign.last_ns > _kept_ns(sign):
             sign = self._signs[key] = _Sign(kind, device, 0, since_ns or now_ns, now_ns, held=True)
+            sign.shared = self.owners.is_doubtful(kind, device)
         sign.last_ns, sign.value = now_ns, value
         sign.count += count
 
@@ -333,7 +328,8 @@ class SignTracker:
                 del self._earlier[key]
 
     def _silent(self) -> bool:
-        return bool(self._gpus_seen_ns) and self._clock_s() - self._gpus_seen_s > SILENT_S
+        seen = bool(self._gpus_seen_ns) and not self.owners.none
+        return seen and self._clock_s() - self._gpus_seen_s > SILENT_S
 
     def _silence(self, now_ns: int) -> HardwareSign:
         silent_s = self._clock_s() - self._gpus_seen_s

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pulsetrain.collectors.machine.gpu_owners import GpuOwners
 from pulsetrain.collectors.machine.samples import metrics
 from pulsetrain.collectors.machine.signs import KEPT_NS, MOST_SIGNS, SignTracker
 
@@ -221,7 +222,7 @@ def test_two_downs_of_one_burst_are_one_event_and_a_later_one_is_another():
 
 
 def test_what_others_gpus_do_is_not_told():
-    tracker = SignTracker({"GPU-2", "0000:18:00"})
+    tracker = SignTracker(GpuOwners(foreign=frozenset({"GPU-2", "0000:18:00"})))
     tracker.happened("xid", "0000:18:00", S, code=79)
     tracker.observe(metrics("n", [("GPU-2", "gpu_lost", 1.0), ("GPU-1", "gpu_lost", 0.0)], S))
     assert tracker.read(2 * S) == ()
