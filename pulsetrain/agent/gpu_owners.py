@@ -72,8 +72,8 @@ def _called(gpus: Gpus) -> frozenset[str]:
 def _foreign(gpus: Gpus, environ: Mapping[str, str]) -> list[Mapping[str, Any]]:
     """GPUs that ranks do not see. None where that cannot be told.
 
-    CUDA counts GPUs of different models in an order of its own, unless CUDA_DEVICE_ORDER is PCI_BUS_ID. A
-    part of a GPU (MIG) is named by a UUID of its own.
+    CUDA counts GPUs of different models in an order of its own, unless CUDA_DEVICE_ORDER is PCI_BUS_ID. Names
+    by UUID are sure. A part of a GPU (MIG) is named by a UUID of its own.
     """
     visible = _visible(gpus, environ)
     if visible is None:
@@ -94,9 +94,11 @@ def _foreign_lost(gpus: Gpus, lost: Collection[int], environ: Mapping[str, str])
 def _visible(gpus: Gpus, environ: Mapping[str, str]) -> str | None:
     """What CUDA_VISIBLE_DEVICES says, None where it does not tell which of these GPUs it names."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
-    models = {gpu.get("model") for gpu in gpus}
-    by_bus = len(models) < 2 or environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    return None if visible is None or "MIG-" in visible or not by_bus else visible
+    if visible is None or "MIG-" in visible:
+        return None
+    alike = len({gpu.get("model") for gpu in gpus}) < 2
+    by_uuid = all(name.startswith("GPU-") for name in _names(visible))
+    return visible if alike or by_uuid or environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" else None
 
 
 def _all_addresses(gpus: Gpus) -> frozenset[str] | None:

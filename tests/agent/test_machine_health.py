@@ -284,3 +284,11 @@ def test_gpus_that_cuda_counts_in_an_order_of_its_own_evict_nobody(visible, expe
     health.observe(lines(XID))
     health.observe(metrics("n", [("GPU-3", "gpu_lost", 1.0)], S))
     assert responses(health) == expected
+
+
+@pytest.mark.parametrize(("visible", "expected"), [("GPU-0,GPU-1", set()), ("GPU-0,GPU-3", {"evict_now"})])
+def test_gpus_of_two_models_that_are_named_by_uuid_have_owners(visible, expected):
+    mixed = [*GPUS[:3], {**GPUS[3], "model": "A100"}]
+    health = MachineHealth(mixed, environ={"CUDA_VISIBLE_DEVICES": visible}, complete=True)
+    health.observe(lines(XID))
+    assert responses(health) == expected
