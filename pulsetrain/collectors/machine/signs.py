@@ -25,10 +25,9 @@ APART_NS = 5 * 10**9  # what comes sooner after the last one belongs to the same
 GAP_NS = 10 * 10**9  # after so long without a sample nothing is known of what a port did: the machine slept
 MOST_TIMES = 16
 MOST_SIGNS = 64
-SAMPLES = (
-    5  # of which so many must show that a GPU is slowed down, before that is a state, and while it is one.
-)
-LASTING, GOING_ON = 4, 2  # It is so for a moment whenever its clock changes (DCGM on the reason 0x8)
+SAMPLES = 5
+LASTING, GOING_ON = 4, 2  # of these must show that a GPU or its bus is slow, before that is a state, and
+# while it is one. It is so for a moment whenever the clock changes (DCGM on the reason 0x8)
 RATE_NS = 5 * 10**9  # corrected errors are counted over so long
 BUSY_RATIO = 0.5  # an idle GPU slows its bus down and narrows it on purpose (manual of nvidia-smi)
 SILENT_S = 20.0
@@ -117,6 +116,10 @@ class _Sign:
         )
 
 
+_Shown = tuple[int, Collection[str]]
+"""The time of a sample, and the states that it showed"""
+
+
 @dataclass
 class _Device:
     """What is remembered of one device between samples."""
@@ -126,7 +129,8 @@ class _Device:
     corrected: tuple[int, float] | None = None
     was_up: bool = False
     seen_ns: int = 0
-    reasons: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    clocks: deque[_Shown] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    bus: deque[_Shown] = field(default_factory=lambda: deque(maxlen=SAMPLES))
 
 
 class SignTracker:
@@ -248,33 +252,44 @@ class SignTracker:
                 if rose > 0 and memory.was_up:  # a port that nothing uses may try again and again
                     told = UNUSED if kind == "port_down" and device in self._unused else kind
                     self._happened(told, device, now_ns, 0, rose, "")
+        if now_ns - memory.seen_ns > GAP_NS:  # a state of before says nothing of the time between
+            memory.clocks.clear()
+            memory.bus.clear()
         memory.seen_ns = now_ns
         if "gpu_clock_event_reasons" in values:
-            self._look_at_clocks(memory, device, int(values["gpu_clock_event_reasons"]), now_ns)
+            reasons = int(values["gpu_clock_event_reasons"])
+            slowed = {kind: 1.0 for kind, bit in _REASONS.items() if reasons & bit}
+            self._vote(memory.clocks, device, now_ns, slowed)
         self._look_at_bus(memory, device, values, now_ns)
         self._look_at_memory(memory, device, values, now_ns)
 
-    def _look_at_clocks(self, memory: _Device, device: str, reasons: int, now_ns: int) -> None:
-        memory.reasons.append((now_ns, reasons))
-        for kind, bit in _REASONS.items():
-            seen_ns = [at_ns for at_ns, each in memory.reasons if each & bit]
+    def _vote(self, shown: deque[_Shown], device: str, now_ns: int, states: Mapping[str, float]) -> None:
+        """Take in the states of a sample. Most of the last ones must show one before it counts."""
+        shown.append((now_ns, states.keys()))
+        for kind, value in states.items():
+            seen_ns = [at_ns for at_ns, kinds in shown if kind in kinds]
             sign = self._signs.get((kind, device, 0))
             going_on = sign is not None and now_ns - sign.last_ns <= CLEARED_NS
-            if reasons & bit and len(seen_ns) >= (GOING_ON if going_on else LASTING):
-                self._hold(kind, device, now_ns, 1.0, since_ns=seen_ns[0])
+            if len(seen_ns) >= (GOING_ON if going_on else LASTING):
+                self._hold(kind, device, now_ns, value, since_ns=seen_ns[0])
 
     def _look_at_bus(self, memory: _Device, device: str, values: Mapping[str, float], now_ns: int) -> None:
+        """Only busy samples count. One of them may be read just as the bus wakes."""
         width, best = values.get("gpu_pcie_width", 0.0), values.get("gpu_pcie_width_max", 0.0)
         memory.widest = max(memory.widest, width)
         speed, fastest = values.get("gpu_pcie_generation", 0.0), values.get("gpu_pcie_generation_max", 0.0)
         if values.get("gpu_utilization_ratio", 0.0) <= BUSY_RATIO:
             return
+        states: dict[str, float] = {}
         if 0 < width < memory.widest:
-            self._hold("pcie_width_drop", device, now_ns, width)
+            states["pcie_width_drop"] = width
         elif 0 < width < best:
-            self._hold("pcie_width_low", device, now_ns, width)
+            states["pcie_width_low"] = width
         if 0 < speed < fastest:
-            self._hold("pcie_speed_drop", device, now_ns, speed)
+            states["pcie_speed_drop"] = speed
+        if memory.bus and now_ns - memory.bus[-1][0] > CLEARED_NS:
+            memory.bus.clear()
+        self._vote(memory.bus, device, now_ns, states)
 
     def _look_at_memory(self, memory: _Device, device: str, values: Mapping[str, float], now_ns: int) -> None:
         """Corrected errors a second, over some seconds: every memory corrects one now and then."""

@@ -74,7 +74,7 @@ def test_a_throttle_reason_lasts_until_it_is_gone_for_a_while():
 def test_a_bus_that_was_wider_is_another_sign_than_one_that_never_was():
     machine = Machine()
     busy = {"gpu_pcie_width_max": 16, "gpu_utilization_ratio": 0.9}
-    machine.sample(gpu_pcie_width=8, **busy)
+    machine.sample(4, gpu_pcie_width=8, **busy)
     assert {*machine.signs()} == {"pcie_width_low"}
     machine.sample(gpu_pcie_width=16, **busy)
     machine.sample(6, gpu_pcie_width=8, **busy)
@@ -89,7 +89,7 @@ def test_an_idle_gpu_may_slow_its_bus_down_and_narrow_it():
     assert machine.signs() == {}
     machine.sample(gpu_pcie_generation=1, gpu_pcie_generation_max=5, gpu_utilization_ratio=0.0)
     assert machine.signs() == {}
-    machine.sample(gpu_pcie_generation=1, gpu_pcie_generation_max=5, gpu_utilization_ratio=0.9)
+    machine.sample(4, gpu_pcie_generation=1, gpu_pcie_generation_max=5, gpu_utilization_ratio=0.9)
     assert {*machine.signs()} == {"pcie_speed_drop"}
 
 
@@ -252,3 +252,25 @@ def test_a_link_that_was_lost_is_told_for_ten_minutes_and_counts_when_it_is_lost
     assert "port_down" not in machine.signs(after_s=50 * 60)
     machine.tracker.happened("port_down", "eth0", (machine.now_s + 51 * 60) * S)
     assert len(machine.signs(after_s=51 * 60)["port_down"].times_ns) == 3
+
+
+def test_a_pause_is_no_time_in_which_a_gpu_was_slowed_down():
+    machine = Machine()
+    machine.sample(5, gpu_clock_event_reasons=0x40)
+    machine.now_s += 3600
+    machine.sample(gpu_clock_event_reasons=0x40)
+    assert machine.signs() == {}
+    machine.sample(4, gpu_clock_event_reasons=0x40)
+    sign = machine.signs()["throttle_hardware_thermal"]
+    assert (sign.last_ns - sign.first_ns) / S == 4
+
+
+@pytest.mark.parametrize("narrow", ["1001", "10001", "0101", "1000000001"])
+def test_a_bus_that_is_narrow_in_single_samples_is_not_in_trouble(narrow):
+    """A job that computes in bursts is busy while its bus still wakes."""
+    machine = Machine()
+    machine.sample(2, gpu_pcie_width=16, gpu_pcie_width_max=16, gpu_utilization_ratio=0.9)
+    for bit in narrow * 3:
+        width = 8 if bit == "1" else 16
+        machine.sample(gpu_pcie_width=width, gpu_pcie_width_max=16, gpu_utilization_ratio=0.9)
+    assert machine.signs() == {}
