@@ -155,6 +155,8 @@ class SignTracker:
         self._earlier: dict[tuple[str, str, int], tuple[int, ...]] = {}
         self._devices: dict[str, _Device] = {}
         self._gpus_seen_ns = 0
+        self._read_s: float | None = None
+        self._apart_s = 0.0  # between the last two reads
 
     def happened(
         self,
@@ -323,6 +325,7 @@ class SignTracker:
         A GPU that is lost stays lost. A sampler that a driver holds is a sign too, and ends no state.
         """
         with self._lock:
+            self._notice_pause()
             silent = self._silent()
             for key, sign in list(self._signs.items()):
                 if not (silent and sign.held) and now_ns - sign.last_ns > _kept_ns(sign):
@@ -341,6 +344,14 @@ class SignTracker:
                 self._earlier[key] = recent
             else:
                 del self._earlier[key]
+
+    def _notice_pause(self) -> None:
+        """Signs that were not read for long: the sampler was paused too, and the driver was not asked."""
+        now_s = self._clock_s()
+        apart_s = 0.0 if self._read_s is None else now_s - self._read_s
+        if apart_s > max(SILENT_S, 2 * self._apart_s):
+            self._gpus_seen_s = now_s
+        self._read_s, self._apart_s = now_s, apart_s
 
     def _silent(self) -> bool:
         seen = bool(self._gpus_seen_ns) and not self.owners.none

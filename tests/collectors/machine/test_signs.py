@@ -111,7 +111,29 @@ def test_a_driver_that_does_not_answer_is_a_sign():
     machine = Machine()
     machine.sample()
     assert machine.signs(after_s=10) == {}
+    for after_s in range(20, 70, 10):
+        machine.signs(after_s=after_s)
     assert machine.signs(after_s=70)["gpu_silent"].value == 70
+
+
+@pytest.mark.parametrize("heartbeat_s", [1, 10])
+def test_a_driver_is_not_silent_while_the_agent_is_paused(heartbeat_s):
+    machine = Machine()
+    for _ in range(3):
+        machine.sample(heartbeat_s)
+        machine.signs()
+    assert machine.signs(after_s=600) == {}
+    for after_s in range(600, 640, heartbeat_s):
+        silent = machine.signs(after_s=after_s)
+    assert {*silent} == {"gpu_silent"}
+
+
+def test_a_driver_is_silent_however_rarely_the_agent_reports():
+    machine = Machine()
+    machine.sample()
+    for after_s in (0, 60, 120):
+        silent = machine.signs(after_s=after_s)
+    assert {*silent} == {"gpu_silent"}
 
 
 def test_an_xid_that_two_sources_tell_counts_once():
