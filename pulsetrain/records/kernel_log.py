@@ -13,10 +13,12 @@ from datetime import UTC, datetime
 
 READABLE = "kernel_log_readable"
 """metric of a node whose agent reads the kernel's log, also while the log is quiet"""
+USER_SPACE = "user space: "
+"""how the message of a line begins that a process wrote into the kernel's log. The kernel marks these"""
 SEVERITIES = ("critical", "critical", "critical", "error", "warning", "info", "info", "debug")
 
 _RAW = re.compile(r"(\d+),(\d+),(\d+),[^;]*;(.*)", re.DOTALL)
-_LEVEL = re.compile(r"<(\d+)>|\w+\s*:(emerg|alert|crit|err|warn|notice|info|debug)\s*: ")
+_LEVEL = re.compile(r"<(\d+)>|(\w+)\s*:(emerg|alert|crit|err|warn|notice|info|debug)\s*: ")
 _NAMED = ("emerg", "alert", "crit", "err", "warn", "notice", "info", "debug")
 _CTIME = re.compile(r"\[(\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4})\] ?(.*)", re.DOTALL)
 _UPTIME = re.compile(r"\[\s*(\d+\.\d+)\](?:\[[^\]]*\])? ?(.*)", re.DOTALL)
@@ -40,6 +42,8 @@ class KernelLine:
 def parse(line: str, *, boot_ns: int = 0) -> KernelLine:
     """One line in any of the forms; a line of none of them is all message. `boot_ns`: UTC time of the boot.
 
+    A message whose facility is not the kernel's begins with `USER_SPACE`.
+
     >>> parse("6,3,1500000,-;eth0: link becomes ready", boot_ns=10**18).ts_ns
     1000000001500000000
     >>> parse("[Sun Feb 23 16:24:18 2025] NVRM: hello").message
@@ -49,28 +53,35 @@ def parse(line: str, *, boot_ns: int = 0) -> KernelLine:
     if raw:
         since_boot = int(raw[3]) * 1000
         return KernelLine(
-            message=_ESCAPE.sub(lambda m: chr(int(m[1], 16)), raw[4]),
+            message=_from(int(raw[1]) >> 3 == 0) + _ESCAPE.sub(lambda m: chr(int(m[1], 16)), raw[4]),
             ts_ns=boot_ns + since_boot,
             wall=boot_ns > 0,
             severity=SEVERITIES[int(raw[1]) & 7],
             seq=int(raw[2]),
         )
-    severity, text = _leading_level(line)
+    severity, sender, text = _leading_level(line)
     stamped = _stamped(text, boot_ns)
     if stamped is None:
         text = m[1] if (m := _SYSLOG.fullmatch(text)) else text
         stamped = _stamped(text, boot_ns) or KernelLine(message=text)
     elif m := _SYSLOG.fullmatch(stamped.message):
         stamped = replace(stamped, message=m[1])
-    return replace(stamped, severity=severity)
+    return replace(stamped, message=sender + stamped.message, severity=severity)
 
 
-def _leading_level(line: str) -> tuple[str, str]:
+def _from(kernel: bool) -> str:
+    return "" if kernel else USER_SPACE
+
+
+def _leading_level(line: str) -> tuple[str, str, str]:
+    """The severity, the sender as the message names it, and the rest of a line."""
     level = _LEVEL.match(line)
     if not level:
-        return "info", line
-    number = int(level[1]) & 7 if level[1] else _NAMED.index(level[2])
-    return SEVERITIES[number], line[level.end() :]
+        return "info", "", line
+    text = line[level.end() :]
+    if level[1]:
+        return SEVERITIES[int(level[1]) & 7], _from(int(level[1]) >> 3 == 0), text
+    return SEVERITIES[_NAMED.index(level[3])], _from(level[2] == "kern"), text
 
 
 def _stamped(text: str, boot_ns: int) -> KernelLine | None:

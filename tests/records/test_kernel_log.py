@@ -39,7 +39,6 @@ def test_without_the_time_of_the_boot_a_stamp_is_the_time_since_then():
     ("line", "severity"),
     [
         ("2,1,1,-;x", "critical"),
-        ("11,1,1,-;x", "error"),  # the facility is above the three bits of the severity
         ("<4>[ 1.0] x", "warning"),
         ("kern  :err   : [ 1.0] x", "error"),
         ("kern  :debug : x", "debug"),
@@ -90,3 +89,9 @@ def test_message_time_severity_and_number_are_read_together():
         ), line
     assert parse(f"6,3,1500000,-;{text}", boot_ns=10**18).ts_ns == 10**18 + 1_500_000_000
     assert parse(r"6,3,1,-;a\x0ab").message == "a\nb"
+
+
+@pytest.mark.parametrize("line", ["11,1,1,-;x", "<27>[ 1.0] x", "daemon:err   : [ 1.0] x"])
+def test_a_line_that_a_process_wrote_says_so(line):
+    """The facility is above the three bits of the severity, and only the kernel's is 0."""
+    assert (parse(line).severity, parse(line).message) == ("error", "user space: x")

@@ -17,7 +17,7 @@ from pulsetrain.analytics.machines.policies import KernelRule, Policies, XidPoli
 from pulsetrain.analytics.machines.policies import load as load_policies
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, SubjectType, Verdict
 from pulsetrain.core.errors import UsageError
-from pulsetrain.records.kernel_log import KernelLine, parse_all
+from pulsetrain.records.kernel_log import USER_SPACE, KernelLine, parse_all
 
 NAME = "kernel_log"
 FALLEN_OFF_THE_BUS = 79
@@ -158,16 +158,21 @@ class LineReader:
         self._falling = ""  # the GPU of the first line of a message that takes three
 
     def read(self, line: KernelLine) -> FaultReport | None:
-        """What a line reports, None for nothing."""
+        """What a line reports, None for nothing. What a process wrote counts only for `user_space` rules."""
         text = line.message
+        if text.startswith(USER_SPACE):
+            return self._by_rule(line, [rule for rule in self._policies.rules if rule.user_space])
         for family, pattern in (("xid", _XID), ("sxid", _SXID)):
             if (m := pattern.search(text)) and int(m["code"]):
                 return _report(line, family, int(m["code"]), address(m["gpu"]), m["rest"])
         fallen = self._fallen(text)
         if fallen:
             return _report(line, "xid", FALLEN_OFF_THE_BUS, fallen, "GPU has fallen off the bus")
-        for rule in self._policies.rules:
-            if m := rule.pattern.search(text):
+        return self._by_rule(line, self._policies.rules)
+
+    def _by_rule(self, line: KernelLine, rules: Iterable[KernelRule]) -> FaultReport | None:
+        for rule in rules:
+            if m := rule.pattern.search(line.message):
                 return _report(line, rule.name, 0, _device(m), "")
         return None
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from pulsetrain.core.errors import ConfigError
 from pulsetrain.records.findings import Severity
 
 SEVERITIES = ("info", "warning", "critical")
-_RULE_KEYS = ("name", "kind", "severity", "pattern", "summary", "action", "sample", "source")
+_RULE_KEYS = ("name", "kind", "severity", "pattern", "summary", "action", "sample", "source", "user_space")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,10 @@ class XidPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelRule:
-    """One rule of kernel_rules.toml. `sample` is a line that it matches."""
+    """One rule of kernel_rules.toml. `sample` is a line that it matches.
+
+    `user_space`: it is also for lines that processes write into the kernel's log.
+    """
 
     name: str
     kind: str
@@ -60,6 +63,7 @@ class KernelRule:
     action: str
     sample: str
     source: str
+    user_space: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +90,9 @@ def load(site: Path | None = None) -> Policies:
     if site is None:
         return shipped
     rules = {rule.name: rule for rule in shipped.rules}
-    rules |= {rule.name: rule for rule in _rules(site_text(site / "kernel_rules.toml"), site)}
+    rules |= {
+        rule.name: rule for rule in _rules(site_text(site / "kernel_rules.toml"), site, user_space=True)
+    }
     return Policies(
         xid={**shipped.xid, **_codes(site_text(site / "xid.csv"), f"{site}/xid.csv")},
         sxid={**shipped.sxid, **_codes(site_text(site / "sxid.csv"), f"{site}/sxid.csv")},
@@ -151,16 +157,19 @@ def _severity(text: str, path: str) -> Severity:
     return cast("Severity", text)
 
 
-def _rules(text: str, folder: Path) -> Iterable[KernelRule]:
+def _rules(text: str, folder: Path, *, user_space: bool = False) -> Iterable[KernelRule]:
+    """The rules of a table. `user_space` is for those that do not say it."""
     path = f"{folder}/kernel_rules.toml"
     try:
-        rows: list[dict[str, str]] = tomllib.loads(text).get("rule", [])
+        rows: list[dict[str, Any]] = tomllib.loads(text).get("rule", [])
         for row in rows:
             if unknown := row.keys() - _RULE_KEYS:
                 raise ConfigError(f"{path}: unknown key {min(unknown)}; allowed: {', '.join(_RULE_KEYS)}")
             texts = {key: row[key] for key in ("name", "kind", "summary", "action", "sample", "source")}
             severity = _severity(row["severity"], path)
-            yield KernelRule(**texts, severity=severity, pattern=re.compile(row["pattern"]))
+            anyones = bool(row.get("user_space", user_space))
+            pattern = re.compile(row["pattern"])
+            yield KernelRule(**texts, severity=severity, pattern=pattern, user_space=anyones)
     except KeyError as error:
         raise ConfigError(f"{path}: a rule lacks {error.args[0]}") from error
     except (tomllib.TOMLDecodeError, TypeError, re.error) as error:

@@ -261,3 +261,18 @@ def test_corrected_errors_are_milder_than_uncorrected_ones():
 def test_an_address_that_the_agent_knows_is_named_by_its_uuid():
     known = {"0000:9b:00": "GPU-7"}
     assert reported(read(log(xid(79)), node="n", uuids=known)) == {(79, "n/GPU-7", "critical")}
+
+
+@pytest.mark.parametrize(
+    ("text", "families"),
+    [
+        ("NVRM: Xid (PCI:0000:9b:00): 79, pid=1, GPU has fallen off the bus.", []),
+        ("Kernel panic - not syncing", []),
+        ("nv-fabricmanager: detected NVSwitch fatal error 20034 on fid 0", ["fabric_manager_fatal"]),
+    ],
+)
+def test_what_a_process_wrote_into_the_log_is_not_taken_for_the_kernel_s(text, families):
+    """journald may copy a script's lines there. The fabric manager is a process too."""
+    told = findings(read([parse(f"12,1,1,-;{text}")]))
+    assert [finding.evidence.get("rule", "xid") for finding in told] == families
+    assert findings(read([parse(f"4,1,1,-;{text}")]))

@@ -67,5 +67,5 @@ def test_what_is_written_to_the_real_device_comes_back():
         device.write("<6>pulsetrain: a line of a test\n")
     batch = reader.poll()
     assert batch is not None
-    assert "pulsetrain: a line of a test" in batch.column("message").to_list()
+    assert "user space: pulsetrain: a line of a test" in batch.column("message").to_list()
     reader.close()
