@@ -74,8 +74,13 @@ def assemble(setup: AgentSetup, zygotes: ZygoteHolder) -> Iterator[Agent]:
         spool, shipper = _start_shipping(setup, stack)
         checkpoints = _open_checkpoints(setup)
         stack.callback(checkpoints.close)
+        logs = setup.options.output.log_dir or setup.folder / "logs"
         hardware = HardwareSource.of_node(
-            identity, config.heartbeat_s, _collectors(setup), setup.options.environ
+            identity,
+            config.heartbeat_s,
+            _collectors(setup),
+            setup.options.environ,
+            folders=(setup.folder, logs, _storage(setup)),
         )
         hardware.start()
         stack.callback(hardware.stop)
@@ -87,7 +92,6 @@ def assemble(setup: AgentSetup, zygotes: ZygoteHolder) -> Iterator[Agent]:
         recorder = _recorder(setup, lines, checkpoints, hardware, inspector, lambda: agent.node.ranks)
         images = ProcessImages(setup.folder, allowed=config.images)
         images.tidy()
-        logs = setup.options.output.log_dir or setup.folder / "logs"
         ranks = partial(
             Ranks,
             identity,
@@ -194,12 +198,19 @@ def _transport(setup: AgentSetup) -> tuple[Transport, Encoder]:
     return KafkaTransport(config), encode_columns
 
 
-def _open_checkpoints(setup: AgentSetup) -> CheckpointService:
-    options, identity = setup.options, setup.identity
+def _checkpoint_config(setup: AgentSetup) -> CheckpointServiceConfig:
+    options = setup.options
     flags = {"token": setup.hub.token, "storage": options.checkpoints}
-    config = load(
-        CheckpointServiceConfig, "checkpoint", file=setup.file, environ=options.environ, flags=flags
-    )
+    return load(CheckpointServiceConfig, "checkpoint", file=setup.file, environ=options.environ, flags=flags)
+
+
+def _storage(setup: AgentSetup) -> str:
+    """The folder of persisted checkpoints, "" where they are no files."""
+    return _checkpoint_config(setup).storage.removeprefix("file://")
+
+
+def _open_checkpoints(setup: AgentSetup) -> CheckpointService:
+    identity, config = setup.identity, _checkpoint_config(setup)
     service = CheckpointService(config, job=identity.job, node=identity.node, address=identity.address)
     if config.storage:  # on a thread: a network file system that hangs must not delay the job
         threading.Thread(target=_check_storage, args=(config.storage, setup.say), daemon=True).start()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 
-from pulsetrain.analytics.machines.hardware import LineReader, address
+from pulsetrain.analytics.machines.hardware import FaultReport, LineReader, address
 from pulsetrain.analytics.machines.policies import Policies, load
 from pulsetrain.collectors.machine.signs import SignTracker
+from pulsetrain.collectors.machine.used_disks import Use, UsedDisks
 from pulsetrain.records.columns import Columns
 from pulsetrain.records.kernel_log import KernelLine
 
@@ -17,12 +18,19 @@ _MORE_OF_AN_SXID = ("Severity ", "Data {")
 _OF_THE_BUS = ("pcie_uncorrected", "pcie_nonfatal")
 """Rules on any card of the PCIe bus."""
 
+_OF_DISKS = frozenset(
+    {"block_io_error", "nvme_timeout", "nvme_reset", "file_system_error", "read_only_file_system"}
+    | {"raid_disk_failure"}
+)
+_UNUSED_DISK = "unused_disk"
+
 
 class KernelSigns:
     """Reads rows of `logs` and notes in `tracker` what they tell, but of `unused` ports.
 
     Where the machine has GPUs of other jobs too, a line that names no GPU may be of those. What the bus tells
-    of a card that is no GPU of the job may be nothing to it.
+    of a card that is no GPU of the job may be nothing to it. Trouble of a disk that the job does not use is
+    a sign of its own, which asks for nothing.
     """
 
     def __init__(
@@ -31,7 +39,9 @@ class KernelSigns:
         policies: Policies | None = None,
         now_ns: Callable[[], int] = time.time_ns,
         unused: Collection[str] = (),
+        disks: UsedDisks | None = None,
     ) -> None:
+        self._disks = disks
         self._tracker, self._now_ns, self._unused = tracker, now_ns, frozenset(unused)
         policies = policies or load()
         self._reader = LineReader(policies)
@@ -51,6 +61,9 @@ class KernelSigns:
                 continue
             if self._tracker.owners.none and report.family in self._of_gpus:
                 continue
+            if self._use(report) == "unused":
+                self._tracker.happened(_UNUSED_DISK, report.device, now_ns)
+                continue
             self._tracker.happened(
                 report.family,
                 report.device,
@@ -58,11 +71,14 @@ class KernelSigns:
                 code=report.code,
                 text=report.lines[0],
                 grave=report.severity == "critical",
-                shared=self._may_be_of_others(report.family, report.device),
+                shared=self._may_be_of_others(report),
             )
 
-    def _may_be_of_others(self, family: str, device: str) -> bool:
-        owners = self._tracker.owners
+    def _use(self, report: FaultReport) -> Use:
+        return self._disks.use(report.device) if self._disks and report.family in _OF_DISKS else "used"
+
+    def _may_be_of_others(self, report: FaultReport) -> bool:
+        owners, family, device = self._tracker.owners, report.family, report.device
         if family in _OF_THE_BUS:
             return not device or address(device) not in owners.own
-        return not device and owners.others and family in self._of_gpus
+        return self._use(report) == "maybe" or (not device and owners.others and family in self._of_gpus)

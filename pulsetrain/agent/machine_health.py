@@ -11,6 +11,7 @@ from pulsetrain.agent.kernel_signs import KernelSigns
 from pulsetrain.analytics.machines.hardware import address
 from pulsetrain.collectors.machine.gpu_events import GpuEvents
 from pulsetrain.collectors.machine.signs import SignTracker
+from pulsetrain.collectors.machine.used_disks import UsedDisks
 from pulsetrain.core.supervisor import LoopStatus, LoopThread
 from pulsetrain.protocol.messages import GpuIdentity, HardwareSign
 from pulsetrain.records.columns import Columns
@@ -25,7 +26,7 @@ class MachineHealth:
 
     `events` are waited for on a thread of their own, because a driver may hold it. Nothing is said of GPUs of
     other jobs: see `gpu_owners` for `environ`, `lost`, `complete` and `on_bus`. `unused` are ports that the
-    job leaves alone.
+    job leaves alone. `disks` tells those that it uses. None: any may be.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class MachineHealth:
         lost: Collection[int] = (),
         complete: bool = False,
         on_bus: Collection[str] = (),
+        disks: UsedDisks | None = None,
     ) -> None:
         known = list(gpus)
         self.identities: Sequence[GpuIdentity] = tuple(map(identity, known))
@@ -45,7 +47,8 @@ class MachineHealth:
         self._addresses = {gpu.uuid: address(gpu.pci) for gpu in self.identities if gpu.pci}
         owners = gpu_owners(known, environ, lost=lost, complete=complete, on_bus=on_bus)
         self._tracker = SignTracker(owners, unused=unused)
-        self._kernel = KernelSigns(self._tracker, unused=unused)
+        self._kernel = KernelSigns(self._tracker, unused=unused, disks=disks)
+        self._disks = disks
         self._events = None if events is None or events.blind else events
         self._thread = LoopThread("gpu_events", self.wait, stale_after_s=STALE_AFTER_S)
 
@@ -56,6 +59,8 @@ class MachineHealth:
 
     def start(self) -> None:
         """Begin to wait for events, where there can be any."""
+        if self._disks is not None:
+            self._disks.start()
         if self._events:
             self._thread.start()
 
@@ -65,6 +70,8 @@ class MachineHealth:
 
     def observe(self, rows: Columns) -> None:
         """Look at rows of `metrics`, or at lines of the kernel's log."""
+        if self._disks is not None:
+            self._disks.look()
         if rows.record == "metrics":
             self._tracker.observe(rows)
         else:

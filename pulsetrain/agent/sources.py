@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import structlog
@@ -22,6 +25,7 @@ from pulsetrain.collectors.machine.kmsg import KmsgReader
 from pulsetrain.collectors.machine.nic import NicSampler
 from pulsetrain.collectors.machine.rdma import RdmaSampler
 from pulsetrain.collectors.machine.unused_ports import unused_ports
+from pulsetrain.collectors.machine.used_disks import UsedDisks
 from pulsetrain.core.supervisor import FailureCollector, LoopStatus, LoopThread
 from pulsetrain.diagnostics.memory_nodes import interface_of
 from pulsetrain.records.columns import Columns
@@ -129,9 +133,10 @@ class HardwareSource:
         config: CollectorConfig,
         environ: Mapping[str, str],
         *,
+        folders: Iterable[str | Path] = (),
         gpus_limit_s: float = LIMIT_S,
     ) -> HardwareSource:
-        """Everything that this machine has. Ranks have this environment.
+        """Everything that this machine has. Ranks have this environment, and the job uses `folders`.
 
         It is read with each heartbeat, and once a second at least. A driver that does not answer within
         `gpus_limit_s` costs the GPUs' samples, and is a sign.
@@ -147,8 +152,10 @@ class HardwareSource:
         )
         traffic = TrafficWatch(node, listed=ports)
         unused = unused_ports(environ, (*ports, interface_of(identity.address)))
+        own = (os.getcwd(), environ.get("TMPDIR", "/tmp"), environ.get("HOME", ""), sys.prefix)
+        disks = UsedDisks((*own, *folders))
         if gpus is None:
-            health = MachineHealth(environ=environ, unused=unused, on_bus=gpus_on_bus())
+            health = MachineHealth(environ=environ, unused=unused, on_bus=gpus_on_bus(), disks=disks)
             health.gpus_silent(time.time_ns(), gpus_limit_s)
             return cls(samplers, log_reader, period_s, traffic=traffic, health=health)
         sampler = gpus.sampler
@@ -160,6 +167,7 @@ class HardwareSource:
             lost=sampler.lost,
             complete=gpus.complete,
             on_bus=gpus_on_bus(),
+            disks=disks,
         )
         samplers = (sampler, *samplers)
         return cls(samplers, log_reader, period_s, sampler.inventory, sampler.count, traffic, health)

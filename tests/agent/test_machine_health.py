@@ -292,3 +292,32 @@ def test_gpus_of_two_models_that_are_named_by_uuid_have_owners(visible, expected
     health = MachineHealth(mixed, environ={"CUDA_VISIBLE_DEVICES": visible}, complete=True)
     health.observe(lines(XID))
     assert responses(health) == expected
+
+
+class Disks:
+    """Says of each disk what its name says."""
+
+    def start(self):
+        pass
+
+    def look(self):
+        pass
+
+    def use(self, device):
+        return device or "maybe"
+
+
+@pytest.mark.parametrize(
+    ("use", "expected"), [("used", "evict_at_step"), ("maybe", "cordon"), ("unused", "inform")]
+)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "EXT4-fs error (device {}): ext4_find_entry:1463: inode #2: comm bash: reading directory lblock 0",
+        "EXT4-fs ({}): Remounting filesystem read-only",
+    ],
+)
+def test_trouble_of_a_disk_evicts_only_where_the_job_uses_it(use, expected, line):
+    health = MachineHealth(disks=Disks())
+    health.observe(lines(line.format(use)))
+    assert responses(health) == {expected}

@@ -23,7 +23,7 @@ from pulsetrain.records.kernel_log import KernelLine
 from pulsetrain.recovery.response import Response
 
 NAME = "hardware"
-_SHARED = "no eviction: it may be of a card that another job uses"
+_SHARED = "no eviction: it may be of a card or disk that the job does not use"
 _ORDER = {"info": 0, "warning": 1, "critical": 2}
 
 
@@ -174,7 +174,7 @@ def _sign(machine: Machine, sign: HardwareSign, tables: Tables, look: JobLook) -
     meaning = meanings()[sign.kind]
     held_s = (sign.last_ns - sign.first_ns) / 1e9
     name = f"{machine.node}/{sign.device}" if sign.device else machine.node
-    subject_type, subject = _subject(meaning.kind, name, sign.device)
+    subject_type, subject = _subject(meaning.kind, machine.node, name)
     case = Case(
         on="sign",
         name=sign.kind,
@@ -211,10 +211,10 @@ def _sign(machine: Machine, sign: HardwareSign, tables: Tables, look: JobLook) -
     return _with_response(finding, choice, machine.node, sign)
 
 
-def _subject(kind: str, name: str, device: str) -> tuple[SubjectType, str]:
+def _subject(kind: str, node: str, name: str) -> tuple[SubjectType, str]:
     if kind == "link_flap":
         return "link", name
-    return ("gpu", name) if device else ("node", name)
+    return ("node", node) if kind == "host_fault" or name == node else ("gpu", name)
 
 
 def _with_response(finding: Finding, choice: Choice, node: str, sign: HardwareSign) -> Finding:
