@@ -41,16 +41,34 @@ class MachineHealth:
         on_bus: Collection[str] = (),
         disks: UsedDisks | None = None,
     ) -> None:
+        self._environ, self._on_bus, self._disks = environ, on_bus, disks
+        self._tracker = SignTracker(unused=unused)
+        self._kernel = KernelSigns(self._tracker, unused=unused, disks=disks)
+        self._thread = LoopThread("gpu_events", self.wait, stale_after_s=STALE_AFTER_S)
+        self._started = False
+        self._events: GpuEvents | None = None
+        self.adopt(gpus, events, lost=lost, complete=complete)
+
+    def adopt(
+        self,
+        gpus: Iterable[Mapping[str, Any]],
+        events: GpuEvents | None = None,
+        *,
+        lost: Collection[int] = (),
+        complete: bool = False,
+    ) -> None:
+        """Watch these GPUs from now on, instead of none."""
         known = list(gpus)
         self.identities: Sequence[GpuIdentity] = tuple(map(identity, known))
-        self.usable: Sequence[str] = usable_gpus(known, environ)
+        self.usable: Sequence[str] = usable_gpus(known, self._environ)
         self._addresses = {gpu.uuid: address(gpu.pci) for gpu in self.identities if gpu.pci}
-        owners = gpu_owners(known, environ, lost=lost, complete=complete, on_bus=on_bus)
-        self._tracker = SignTracker(owners, unused=unused)
-        self._kernel = KernelSigns(self._tracker, unused=unused, disks=disks)
-        self._disks = disks
-        self._events = None if events is None or events.blind else events
-        self._thread = LoopThread("gpu_events", self.wait, stale_after_s=STALE_AFTER_S)
+        self._tracker.set_owners(
+            gpu_owners(known, self._environ, lost=lost, complete=complete, on_bus=self._on_bus)
+        )
+        if events is not None and not events.blind:
+            self._events = events
+            if self._started:
+                self._thread.start()
 
     @property
     def loops(self) -> tuple[LoopStatus, ...]:
@@ -61,6 +79,7 @@ class MachineHealth:
         """Begin to wait for events, where there can be any."""
         if self._disks is not None:
             self._disks.start()
+        self._started = True
         if self._events:
             self._thread.start()
 
@@ -78,8 +97,12 @@ class MachineHealth:
             self._kernel.observe(rows)
 
     def gpus_silent(self, now_ns: int, for_s: float) -> None:
-        """The driver has not answered for so long, and nobody asks it again."""
+        """The driver has not answered for so long."""
         self._tracker.gpus_silent(now_ns, for_s)
+
+    def gpus_answered(self) -> None:
+        """The driver has answered, or may still do so in time. It has no GPUs yet."""
+        self._tracker.gpus_answered()
 
     def signs(self, now_ns: int) -> tuple[HardwareSign, ...]:
         """The signs of trouble as of now."""

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import structlog
 
-from pulsetrain.agent.gpu_opening import LIMIT_S, open_gpus
+from pulsetrain.agent.gpu_opening import LIMIT_S, GpuOpener
 from pulsetrain.agent.machine_health import MachineHealth
 from pulsetrain.agent.processes.rank import NodeIdentity
 from pulsetrain.agent.traffic_watch import TrafficWatch
@@ -104,7 +104,8 @@ class HardwareSource:
     """GPUs, ports, interfaces and the kernel's log.
 
     They are read on a thread of their own: a driver that hangs holds up nothing else. `inventory` gives an
-    event that lists the GPUs. It is asked until it does. `health` sees all that is read.
+    event that lists the GPUs. It is asked until it does. `health` sees all that is read. GPUs are read once
+    `opener` has them.
     """
 
     def __init__(
@@ -116,7 +117,9 @@ class HardwareSource:
         gpus: int = 0,
         traffic: TrafficWatch | None = None,
         health: MachineHealth | None = None,
+        opener: GpuOpener | None = None,
     ) -> None:
+        self._opener = opener
         self.health = health or MachineHealth()
         self._samplers, self._kernel_log = samplers, kernel_log
         self._inventory, self._listed = inventory, False
@@ -139,38 +142,26 @@ class HardwareSource:
         """Everything that this machine has. Ranks have this environment, and the job uses `folders`.
 
         It is read with each heartbeat, and once a second at least. A driver that does not answer within
-        `gpus_limit_s` costs the GPUs' samples, and is a sign.
+        `gpus_limit_s` is a sign, and its GPUs are not read until it does.
         """
         node, ports, period_s = identity.node, config.port_names, min(PERIOD_S, heartbeat_s)
-        gpus = open_gpus(lambda: GpuSampler(node=node), gpus_limit_s)
+        on_bus = gpus_on_bus()
+        opener = GpuOpener(lambda: GpuSampler(node=node), expected=bool(on_bus), limit_s=gpus_limit_s)
         choice = InterfaceChoice.of(ports, environ)
         log_reader = KmsgReader(node=node)
-        samplers: tuple[Sampler, ...] = (
-            RdmaSampler(node=node),
-            NicSampler(node=node, choice=choice),
-            log_reader,
+        samplers = (RdmaSampler(node=node), NicSampler(node=node, choice=choice), log_reader)
+        own = (os.getcwd(), environ.get("TMPDIR", "/tmp"), environ.get("HOME", ""), sys.prefix)
+        health = MachineHealth(
+            environ=environ,
+            unused=unused_ports(environ, (*ports, interface_of(identity.address))),
+            on_bus=on_bus,
+            disks=UsedDisks((*own, *folders)),
         )
         traffic = TrafficWatch(node, listed=ports)
-        unused = unused_ports(environ, (*ports, interface_of(identity.address)))
-        own = (os.getcwd(), environ.get("TMPDIR", "/tmp"), environ.get("HOME", ""), sys.prefix)
-        disks = UsedDisks((*own, *folders))
-        if gpus is None:
-            health = MachineHealth(environ=environ, unused=unused, on_bus=gpus_on_bus(), disks=disks)
-            health.gpus_silent(time.time_ns(), gpus_limit_s)
-            return cls(samplers, log_reader, period_s, traffic=traffic, health=health)
-        sampler = gpus.sampler
-        health = MachineHealth(
-            gpus.identities,
-            gpus.events,
-            environ,
-            unused,
-            lost=sampler.lost,
-            complete=gpus.complete,
-            on_bus=gpus_on_bus(),
-            disks=disks,
-        )
-        samplers = (sampler, *samplers)
-        return cls(samplers, log_reader, period_s, sampler.inventory, sampler.count, traffic, health)
+        source = cls(samplers, log_reader, period_s, traffic=traffic, health=health, opener=opener)
+        opener.wait()
+        source.seek_gpus(time.time_ns())
+        return source
 
     @property
     def gauges(self) -> Mapping[str, float]:
@@ -180,6 +171,8 @@ class HardwareSource:
     @property
     def blind(self) -> bool:
         """There is nothing here that can be read."""
+        if self._opener is not None and not self._opener.done:
+            return False
         return bool(all(sampler.blind for sampler in self._samplers) and self._kernel_log.blind)
 
     @property
@@ -206,6 +199,8 @@ class HardwareSource:
         """Read everything once; the seconds until the next time. One that fails does not stop the others."""
         now_ns = time.time_ns()
         failures = FailureCollector()
+        with failures.collect("GPUs"):
+            self.seek_gpus(now_ns)
         for sampler in self._samplers:
             if not sampler.blind:
                 with failures.collect(type(sampler).__name__):
@@ -220,6 +215,20 @@ class HardwareSource:
                 self._put(lines)
         failures.raise_any()
         return self._period_s
+
+    def seek_gpus(self, now_ns: int) -> None:
+        """Begin to read GPUs, as soon as the driver has some."""
+        if self._opener is None or self._opener.done:
+            return
+        gpus = self._opener.poll()
+        if gpus is not None:
+            self._samplers = (gpus.sampler, *self._samplers)
+            self._inventory, self._listed, self._gpus = gpus.sampler.inventory, False, gpus.sampler.count
+            self.health.adopt(gpus.identities, gpus.events, lost=gpus.sampler.lost, complete=gpus.complete)
+        elif late_s := self._opener.late_s:
+            self.health.gpus_silent(now_ns, late_s)
+        else:
+            self.health.gpus_answered()
 
     def _put(self, batch: Columns) -> None:
         """Keep a batch. Then look at it: what is recorded does not depend on what is made of it."""

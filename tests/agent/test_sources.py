@@ -6,9 +6,12 @@ import time
 
 import pytest
 
+from pulsetrain.agent.gpu_opening import GpuOpener
 from pulsetrain.agent.processes.rank import NodeIdentity
 from pulsetrain.agent.sources import CheckpointSource, HardwareSource, HostSource, TeeSink
 from pulsetrain.collectors.config import CollectorConfig
+from pulsetrain.collectors.machine.gpu import NOT_INSTALLED
+from pulsetrain.collectors.machine.samples import metrics as gpu_metrics
 from tests.records.rows import columns
 
 
@@ -159,3 +162,90 @@ def test_a_driver_that_hangs_does_not_keep_the_agent_from_its_job_and_is_a_sign(
     assert {sign.kind for sign in source.health.signs(time.time_ns())} == {"gpu_silent"}
     assert source.gauges["gpus"] == 0
     driver.answers.set()
+    until(lambda: source.sample() and source.health.signs(time.time_ns()) == ())
+
+
+class Gpus:
+    """A sampler of GPUs. `blind` says why it has none."""
+
+    lost, complete, count = (), True, 1
+
+    def __init__(self, blind=""):
+        self.blind = blind
+
+    def identities(self):
+        return [{"index": 0, "uuid": "GPU-1", "pci": "0000:18:00.0"}] if not self.blind else []
+
+    def events(self):
+        return None
+
+    def inventory(self, now_ns):
+        return columns("events", 1, kind=["gpus"])
+
+    def sample(self, now_ns):
+        return gpu_metrics("n0", [("GPU-1", "gpu_lost", 0.0)], now_ns)
+
+
+def until(holds):
+    deadline_s = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+
+
+class Tries:
+    """An opener whose driver gives these samplers, one for each try. None: it hangs."""
+
+    def __init__(self, *gpus, expected=True):
+        self.gpus, self.now_s, self.hangs = list(gpus), 0.0, threading.Event()
+        self.opener = GpuOpener(self.make, expected=expected, clock_s=lambda: self.now_s)
+
+    def make(self):
+        gpus = self.gpus.pop(0)
+        if gpus is None:
+            self.hangs.wait(10)
+            gpus = self.gpus.pop(0)
+        return gpus
+
+    def source(self):
+        return HardwareSource((), KernelLog(blind="not permitted"), 1.0, opener=self.opener)
+
+
+def test_a_driver_that_is_not_ready_is_asked_again_each_minute():
+    tries = Tries(Gpus("NVML: Driver Not Loaded"), Gpus("NVML: Driver Not Loaded"), Gpus())
+    source = tries.source()
+    tries.opener.wait()
+    assert not source.blind
+    for seconds, left in ((0, 2), (59, 2), (60, 1), (119, 1), (120, 0)):
+        tries.now_s = seconds
+        source.sample()
+        until(lambda left=left: len(tries.gpus) == left)
+    until(lambda: source.sample() and source.gauges["gpus"] == 1)
+    assert [gpu.uuid for gpu in source.health.identities] == ["GPU-1"]
+    assert {batch.record for batch in source.take(0)} == {"metrics", "events"}
+
+
+@pytest.mark.parametrize(("blind", "expected"), [("NVML: Driver Not Loaded", False), (NOT_INSTALLED, True)])
+def test_a_machine_without_gpus_or_binding_is_asked_once(blind, expected):
+    tries = Tries(Gpus(blind), Gpus(), expected=expected)
+    tries.opener.wait()
+    source = tries.source()
+    source.seek_gpus(0)
+    assert source.blind
+    tries.now_s = 1000.0
+    source.sample()
+    assert len(tries.gpus) == 1
+
+
+def test_gpus_of_a_driver_that_answers_late_are_watched_and_the_sign_ends():
+    tries = Tries(None, Gpus())
+    source = tries.source()
+    source.sample()
+    assert source.health.signs(0) == ()
+    tries.now_s = 70.0
+    source.sample()
+    (sign,) = source.health.signs(0)
+    assert (sign.kind, round(sign.value)) == ("gpu_silent", 70)
+    tries.hangs.set()
+    until(lambda: source.sample() and source.gauges["gpus"] == 1)
+    assert source.health.signs(time.time_ns()) == ()

@@ -102,6 +102,7 @@ READS: dict[str, Read] = {
 }
 SENTINEL = 1 << 62  # "not supported" leaks out of drivers as a huge integer
 LOST = "gpu_lost"
+NOT_INSTALLED = "nvidia-ml-py is not installed"
 FABRIC_COMPLETED = 3  # NVML_GPU_FABRIC_STATE_COMPLETED of nvml.h
 
 
@@ -128,7 +129,7 @@ class GpuSampler:
             try:
                 self._nvml = importlib.import_module("pynvml")
             except ImportError:
-                return "nvidia-ml-py is not installed"
+                return NOT_INSTALLED
         try:
             self._nvml.nvmlInit()
             count = self._nvml.nvmlDeviceGetCount()

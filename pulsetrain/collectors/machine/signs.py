@@ -216,6 +216,21 @@ class SignTracker:
         if sign.kind not in _BY_SAMPLE:
             sign.count = len(earlier_ns)
 
+    def set_owners(self, owners: GpuOwners) -> None:
+        """It is known only now whose the GPUs are."""
+        with self._lock:
+            self.owners = owners
+            for key, sign in list(self._signs.items()):
+                if owners.is_foreign(sign.kind, sign.device):
+                    del self._signs[key]
+                elif sign.kind == "xid" and sign.device:
+                    sign.shared = owners.is_doubtful(sign.kind, sign.device)
+
+    def gpus_answered(self) -> None:
+        """The driver answers, and no GPU is sampled yet: it is not silent."""
+        with self._lock:
+            self._gpus_seen_ns = 0
+
     def gpus_silent(self, now_ns: int, for_s: float) -> None:
         """The driver has not answered for so long. That is a sign until a sample comes."""
         with self._lock:

@@ -296,3 +296,12 @@ def test_a_bus_that_is_narrow_in_single_samples_is_not_in_trouble(narrow):
         width = 8 if bit == "1" else 16
         machine.sample(gpu_pcie_width=width, gpu_pcie_width_max=16, gpu_utilization_ratio=0.9)
     assert machine.signs() == {}
+
+
+def test_signs_of_before_it_was_known_whose_gpus_they_are_of_are_looked_at_again():
+    tracker = SignTracker(GpuOwners(doubtful=True))
+    for device in ("0000:18:00", "0000:19:00"):
+        tracker.happened("xid", device, S, code=79)
+    assert [sign.shared for sign in tracker.read(S)] == [True, True]
+    tracker.set_owners(GpuOwners(own=frozenset({"0000:18:00"}), foreign=frozenset({"0000:19:00"})))
+    assert [(sign.device, sign.shared) for sign in tracker.read(S)] == [("0000:18:00", False)]
