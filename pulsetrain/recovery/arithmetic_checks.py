@@ -15,6 +15,7 @@ from typing import Protocol
 from pulsetrain.core.json import JsonObject
 from pulsetrain.protocol.messages import ArithmeticCheck, Command, RankExit, Reply, WorldNode
 from pulsetrain.recovery.faults import Observation
+from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.world import node_of
@@ -88,7 +89,7 @@ async def at_a_stop(job: JobState) -> dict[str, str]:
         named |= {exit_.node for exit_ in job.attempt.exits if _ended_on_nan(exit_)}
     nodes = [n for n in everybody if not named or n.name in named]
     report = await run(job, nodes)
-    job.arithmetic.checked(report, job.now_ns())
+    _take_in(job, report)
     job.write(
         "arithmetic_check",
         {
@@ -107,8 +108,22 @@ async def of_standbys(job: JobState, nodes: Sequence[CheckedNode]) -> dict[str, 
     if not doubtful:
         return {}
     report = await run(job, doubtful)
-    job.arithmetic.checked(report, job.now_ns())
+    _take_in(job, report)
     return {**report.silent, **report.wrong}
+
+
+def _take_in(job: JobState, report: ArithmeticReport) -> None:
+    """What a check found. A new hub must not promote a node that was wrong either."""
+    before = set(job.arithmetic.wrong)
+    job.arithmetic.checked(report, job.now_ns())
+    for name in (before & set(report.right)) | report.wrong.keys():
+        node = job.members.nodes.get(name)
+        if node is None:
+            continue
+        if name in report.wrong or node.cordon or node.state is NodeState.EVICTED:
+            job.remember(node)
+        else:
+            job.forget(name)
 
 
 def explains(job: JobState, fault: Fault) -> bool:

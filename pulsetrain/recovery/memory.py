@@ -15,7 +15,8 @@ class NodeMemory:
     """One node that was evicted, or that may not be promoted. `pid` and `agent_id` are its agent's.
 
     `evicted` is the reason of the eviction and `evicted_by` who wanted it, "" where it was not evicted.
-    `cordon` and `probation_s` are those of the `Node`.
+    `cordon` and `probation_s` are those of the `Node`. `wrong` is what it got wrong when it multiplied at
+    `wrong_ns` (UTC), "" where it was right since, or did not multiply.
     """
 
     pid: int
@@ -24,6 +25,8 @@ class NodeMemory:
     cordon: str = ""
     probation_s: float = 0.0
     agent_id: str = ""
+    wrong: str = ""
+    wrong_ns: int = 0
 
     @property
     def agent(self) -> AgentProcess:

@@ -12,7 +12,7 @@ from pulsetrain.core.clock import Clock
 from pulsetrain.protocol.messages import Command, RankStatus, Reply
 from pulsetrain.recovery import faults
 from pulsetrain.recovery.agent_process import AgentProcess
-from pulsetrain.recovery.arithmetic_suspicion import ArithmeticSuspicions
+from pulsetrain.recovery.arithmetic_suspicion import ArithmeticSuspicions, WrongArithmetic
 from pulsetrain.recovery.attempt import Attempt
 from pulsetrain.recovery.back_off import COUNTED, BackOff, BackOffLimits
 from pulsetrain.recovery.hang_patience import HangPatience
@@ -145,6 +145,9 @@ class JobState:
         """Take over what an earlier hub knew of this job."""
         memory, clock = self.services.memory.recall(self.name), self.services.clock
         self.remembered = dict(memory.nodes)
+        for name, past in memory.nodes.items():
+            if past.wrong:
+                self.arithmetic.wrong[name] = WrongArithmetic(reason=past.wrong, at_ns=past.wrong_ns)
         now_s, now_ns = clock.monotonic_s(), clock.wall_ns()
         for time_ns in sorted(memory.evictions_ns):
             self.budget.spend(now_s - max(0, now_ns - time_ns) / 1e9)
@@ -226,8 +229,10 @@ class JobState:
         self.services.memory.replacements(self.name, kept)
 
     def remember(self, node: Node) -> None:
-        """Keep that a node was evicted, or is under a cordon."""
+        """Keep that a node was evicted, is under a cordon, or has multiplied wrongly."""
         memory = NodeMemory(pid=node.agent.pid, agent_id=node.agent.id)
+        if (found := self.arithmetic.wrong.get(node.name)) is not None:
+            memory = replace(memory, wrong=found.reason, wrong_ns=found.at_ns)
         if node.state is NodeState.EVICTED:
             memory = replace(memory, evicted=node.reason, evicted_by=node.evicted_by)
         else:
@@ -236,9 +241,12 @@ class JobState:
         self.services.memory.node(self.name, node.name, memory)
 
     def forget(self, node: str) -> None:
-        """Nothing is held against a node any more."""
-        if self.remembered.pop(node, None) is not None:
-            self.services.memory.node(self.name, node, None)
+        """Nothing is held against a node any more, unless it has not multiplied correctly since."""
+        past = self.remembered.pop(node, None)
+        if past is not None and past.wrong and node in self.arithmetic.wrong:
+            self.remembered[node] = replace(past, evicted="", evicted_by="", cordon="", probation_s=0.0)
+        if past is not None:
+            self.services.memory.node(self.name, node, self.remembered.get(node))
 
     @property
     def last_step(self) -> int:

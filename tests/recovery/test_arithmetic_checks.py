@@ -7,17 +7,18 @@ import pytest
 from pulsetrain.protocol.messages import ArithmeticCheck, Leave
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.transitions import Phase
-from tests.recovery.fakes import Fleet, Observed, run
+from tests.recovery.fakes import FakeMemory, Fleet, Observed, run
 
 WRONG = {"core 3": 2}
 
 
-def nan(subject="2", subject_type="rank", **details):
-    return Observed(kind="nan", subject=subject, subject_type=subject_type, details=details)
+def nan(subject="2", subject_type="rank", attempt=0, **details):
+    return Observed(kind="nan", subject=subject, subject_type=subject_type, attempt=attempt, details=details)
 
 
-def fleet(nodes="abcd", nnodes=3, max_restarts=3, **changes):
-    return Fleet(nodes, nnodes, Policy(evictions_per_hour=9, **changes), max_restarts=max_restarts)
+def fleet(nodes="abcd", nnodes=3, max_restarts=3, memory=None, **changes):
+    policy = Policy(**{"evictions_per_hour": 9, **changes})
+    return Fleet(nodes, nnodes, policy, max_restarts=max_restarts, memory=memory)
 
 
 async def trained(fleet, *findings):
@@ -156,7 +157,8 @@ def test_a_hub_that_only_observes_says_what_it_would_do():
 
 def test_a_node_that_was_wrong_is_a_standby_again_only_after_right_products():
     async def scenario():
-        site = fleet(probation_s=10.0)
+        memory = FakeMemory()
+        site = fleet(probation_s=10.0, memory=memory)
         site.agents["b"].wrong = WRONG
         await trained(site, nan())
         await stopped(site)
@@ -173,5 +175,36 @@ def test_a_node_that_was_wrong_is_a_standby_again_only_after_right_products():
                 agent.send_heartbeat()
         assert site.node("b").cordon == ""
         assert site.job.wrong_arithmetic == {}
+        assert memory.nodes == {}
+
+    run(scenario)
+
+
+def test_a_new_hub_knows_who_was_wrong_and_was_not_evicted():
+    async def scenario():
+        memory = FakeMemory()
+        site = fleet(memory=memory, evictions_per_hour=0)
+        site.agents["b"].wrong = WRONG
+        await trained(site, nan())
+        await stopped(site)
+        assert site.journal.last("eviction_refused")["node"] == "b"
+        again = fleet(memory=memory)
+        assert "2 elements on core 3" in again.job.wrong_arithmetic["b"].reason
+
+    run(scenario)
+
+
+def test_a_node_that_was_right_since_is_nobody_to_a_new_hub():
+    async def scenario():
+        memory = FakeMemory()
+        site = fleet(memory=memory, evictions_per_hour=0)
+        site.agents["b"].wrong = WRONG
+        await trained(site, nan())
+        await stopped(site)
+        site.agents["b"].wrong = {}
+        site.controller.jobs["j"].observe([nan("3", attempt=1)])
+        await site.settle()
+        await stopped(site)
+        assert memory.nodes == {}
 
     run(scenario)

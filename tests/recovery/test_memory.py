@@ -107,6 +107,23 @@ def test_a_cordoned_standby_stays_one_for_a_new_hub_and_ends_its_probation_there
     run(scenario)
 
 
+def test_a_standby_that_multiplied_wrongly_must_do_so_rightly_also_for_a_new_hub():
+    async def scenario():
+        memory = FakeMemory()
+        past = NodeMemory(pid=ord("y"), cordon="cordon", probation_s=60.0, wrong="wrong products")
+        memory.node("j", "y", past)
+        fleet = await adopted(memory, "y")
+        fleet.agents["y"].wrong = {"core 3": 2}
+        await pass_time(fleet, 240)
+        assert "wrong products" in fleet.node("y").cordon
+        assert "2 elements on core 3" in memory.nodes["j", "y"].wrong
+        fleet.agents["y"].wrong = {}
+        await pass_time(fleet, 700)
+        assert (fleet.node("y").cordon, memory.nodes) == ("", {})
+
+    run(scenario)
+
+
 def test_a_cordon_that_holds_up_the_first_launch_can_end():
     async def scenario():
         memory = FakeMemory()
