@@ -101,3 +101,40 @@ def test_a_job_that_is_forgotten_and_comes_again_is_told_anew():
     assert site.watch._dedup == {}
     site.look()
     assert len(site.sink.new) == 2
+
+
+class CountingPolicy:
+    """Counts how often a response is chosen."""
+
+    def __init__(self, policy):
+        self.policy, self.chosen = policy, 0
+
+    def choose(self, case):
+        self.chosen += 1
+        return self.policy.choose(case)
+
+
+def test_signs_that_say_the_same_are_not_read_again():
+    site, tables = Site(node("a", XID), node("b", XID)), site_tables("")
+    counting = CountingPolicy(tables.responses)
+    site.watch = HardwareWatch({"j": site.job}, site.sink, replace(tables, responses=counting), Clock())
+    first = site.look()
+    assert site.look(node("a", XID), node("b", XID)) == first
+    assert counting.chosen == 2
+    site.look(node("a", XID), node("b", replace(XID, count=2)))
+    assert counting.chosen == 3
+    site.look(attempt=1)
+    assert counting.chosen == 5
+
+
+def test_a_thousand_sick_machines_do_not_stop_the_hub():
+    async def scenario():
+        site, turns = Site(*(node(f"n{i}", XID) for i in range(20))), 0
+        turn = asyncio.create_task(site.watch.turn())
+        while not turn.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns >= 20
+        assert len(site.sink.new) == 20
+
+    asyncio.run(scenario())
