@@ -38,7 +38,7 @@ from pulsetrain.core.errors import (
 )
 from pulsetrain.core.json import JsonObject
 from pulsetrain.diagnostics import machine_kind
-from pulsetrain.diagnostics.port_speed import speed_of_address
+from pulsetrain.diagnostics.port_speed import other_ports, speed_of_address
 from pulsetrain.protocol.messages import (
     ArithmeticCheck,
     Command,
@@ -486,7 +486,8 @@ class Commands:
             case LinkSink():
                 opened = self._checks.link_sink(zygote, address, command)
                 speed, machine = self._port_speed(address), machine_kind.describe()
-                return {**opened, "speed_bits_per_s": speed, "machine": machine}
+                about: JsonObject = {"machine": machine, "others": other_ports(address)}
+                return {**opened, "speed_bits_per_s": speed, **about}
             case LinkSend():
                 return self._checks.link_send(zygote, address, command)
             case ArithmeticCheck():

@@ -7,9 +7,12 @@ virtual machine the provider limits the traffic to less than the port's rate, so
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import psutil
+
+_IP = (socket.AF_INET, socket.AF_INET6)
 
 
 def speed_of_address(address: str, *, sys_root: Path = Path("/sys"), proc: Path = Path("/proc")) -> float:
@@ -19,6 +22,31 @@ def speed_of_address(address: str, *, sys_root: Path = Path("/sys"), proc: Path 
     if not name or in_virtual_machine(sys_root, proc):
         return 0.0
     return speed_of_interface(sys_root / "class" / "net" / name)
+
+
+def other_ports(address: str, *, sys_root: Path = Path("/sys")) -> list[str]:
+    """Interfaces with hardware that are up and have an address, besides the port with this address.
+
+    Those on the USB bus, as of a management controller, and members of a bond or bridge are left out.
+    """
+    found = []
+    for name, own in psutil.net_if_addrs().items():
+        folder, addresses = sys_root / "class" / "net" / name, {a.address for a in own if a.family in _IP}
+        routable = any(not each.startswith("fe80:") for each in addresses)
+        if routable and address not in addresses and _is_up(folder) and not (folder / "master").exists():
+            found.append(name)
+    return sorted(found)
+
+
+def _is_up(interface: Path) -> bool:
+    """Whether an interface has hardware that is not on the USB bus, and a link."""
+    device = interface / "device"
+    if not device.exists() or (device / "subsystem").resolve().name == "usb":
+        return False
+    try:
+        return (interface / "operstate").read_text().strip() == "up"
+    except OSError:
+        return False
 
 
 def speed_of_interface(interface: Path) -> float:

@@ -595,7 +595,8 @@ class LinkSink:
     `data` of the reply is {"port": int, "memory_ports": {memory node: int}}, 0 where it ended. What is sent
     to one of the latter ends in that memory node of the machine, which is not the one next to its port.
     "speed_bits_per_s" is the rate of the node's own port, 0 for none that counts (`diagnostics.port_speed`).
-    "machine" is what kind of machine it is (`diagnostics.machine_kind`).
+    "machine" is what kind of machine it is (`diagnostics.machine_kind`). "others" are interfaces with
+    hardware besides that port, which nothing is sent over.
     "rdma" has {"port": int, "ports": {name: {"active": bool, "memories": [memory node], "speed_bits_per_s":
     float}}, "why_not": str}: the TCP port where a sender asks for a server, the RDMA ports, and why there are
     none.

@@ -55,7 +55,8 @@ class LinkOptions:
 class LinkReport:
     """What the rounds over links came to, and whether they went by RDMA.
 
-    `silent` maps nodes that did not take part to the reason.
+    `silent` maps nodes that did not take part to the reason. `unmeasured` are interfaces that nodes have
+    besides the one port that is measured over TCP.
     """
 
     verdict: SearchVerdict
@@ -63,6 +64,7 @@ class LinkReport:
     silent: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     transport: Transport = field(default_factory=Transport)
+    unmeasured: Sequence[str] = ()
 
     def detail(self) -> dict[str, object]:
         """The report as the detail of a `link_check` event."""
@@ -78,6 +80,7 @@ class LinkReport:
             "transport": self.transport.name,
             "rdma_ports": list(self.transport.rails),
             "why_tcp": self.transport.why_tcp,
+            "unmeasured": list(self.unmeasured),
         }
 
 
@@ -106,6 +109,7 @@ async def run(
         silent=dict(sorted(rounds.silent.items())),
         seconds=now_s() - began_s,
         transport=rounds.transport,
+        unmeasured=rounds.unmeasured,
     )
 
 
@@ -119,6 +123,12 @@ class _Rounds:
         self.silent: dict[str, str] = {}
         self._streams: dict[str, float] = {}
         self.transport = Transport()
+
+    @property
+    def unmeasured(self) -> list[str]:
+        """Interfaces of any node that nothing is sent over."""
+        others = {name for opened in self.opened.values() for name in opened.others}
+        return [] if self.transport.rails else sorted(others)
 
     async def open(self) -> None:
         """Have every node open a sink."""

@@ -21,6 +21,7 @@ class OpenPorts:
     A sender asks at `rdma_port` for a server. `rdma` has the memory nodes by RDMA port, `active` the ports
     whose link is up. `why_no_rdma` says why there are none. `speeds` has the rates of ports in bits a second,
     that of the TCP port too, without those that do not count. `machine` is what kind of machine it is.
+    `others` are interfaces besides the TCP port.
     """
 
     tcp_port: int
@@ -31,6 +32,7 @@ class OpenPorts:
     why_no_rdma: str = ""
     speeds: Mapping[str, float] = field(default_factory=dict)
     machine: str = ""
+    others: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, data: JsonObject) -> OpenPorts:
@@ -47,6 +49,7 @@ class OpenPorts:
             speeds={RAIL: float(data.get("speed_bits_per_s", 0.0))}
             | {name: float(port.get("speed_bits_per_s", 0.0)) for name, port in ports.items()},
             machine=str(data.get("machine", "")),
+            others=tuple(map(str, data.get("others") or ())),
         )
 
 

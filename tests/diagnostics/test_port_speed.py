@@ -1,9 +1,17 @@
 """Which rate a port has negotiated, from trees of /sys and /proc."""
 
+import socket
+from types import SimpleNamespace
+
 import psutil
 import pytest
 
-from pulsetrain.diagnostics.port_speed import in_virtual_machine, speed_of_address, speed_of_interface
+from pulsetrain.diagnostics.port_speed import (
+    in_virtual_machine,
+    other_ports,
+    speed_of_address,
+    speed_of_interface,
+)
 
 
 @pytest.fixture
@@ -45,3 +53,20 @@ def test_xen_says_so_in_a_file(tmp_path):
     (tmp_path / "hypervisor").mkdir()
     (tmp_path / "hypervisor" / "type").write_text("xen\n")
     assert in_virtual_machine(tmp_path, tmp_path)
+
+
+def test_other_ports_are_interfaces_with_hardware_a_link_and_an_address(port, tmp_path, monkeypatch):
+    addresses = {"eth0": "10.0.0.1", "eth1": "10.1.0.1", "eth2": "10.2.0.1", "eth3": "10.3.0.1"}
+    addresses |= {"usb0": "10.4.0.1", "eth5": "fe80::1%eth5", "docker0": "172.17.0.1"}
+    for name in addresses:
+        (port(name=name, hardware=name != "docker0") / "operstate").write_text("up\n")
+    (tmp_path / "class" / "net" / "eth2" / "operstate").write_text("down\n")
+    (tmp_path / "class" / "net" / "eth3" / "master").mkdir()  # of a bond
+    (tmp_path / "usb").mkdir()
+    (tmp_path / "class" / "net" / "usb0" / "device" / "subsystem").symlink_to(tmp_path / "usb")
+    found = {
+        name: [SimpleNamespace(address=at, family=socket.AF_INET6 if "::" in at else socket.AF_INET)]
+        for name, at in addresses.items()
+    }
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
+    assert other_ports("10.0.0.1", sys_root=tmp_path) == ["eth1"]

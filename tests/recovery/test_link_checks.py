@@ -28,13 +28,14 @@ class FakeNode:
         speed=0.0,
         own=8e9,
         machine="",
+        others=(),
     ):
         """`rdma` has its RDMA ports. It `refuses` to send by RDMA with this error.
 
         Its ports have negotiated `speed`, and a stream to itself reaches `own`.
         """
         self.memory_port, self.rdma, self.refuses = memory_port, rdma, refuses
-        self.speed, self.own, self.machine = speed, own, machine
+        self.speed, self.own, self.machine, self.others = speed, own, machine, list(others)
         self.name, self.error, self.factors = name, error, dict(factors)
         self.hello = hello(name, address=f"at-{name}", switch=switch)
         self.commands = []
@@ -48,6 +49,7 @@ class FakeNode:
             data = {"port": 4242 if command.seconds else 0, "memory_ports": ports}
             data |= {"speed_bits_per_s": self.speed} if self.speed else {}
             data |= {"machine": self.machine} if self.machine else {}
+            data |= {"others": self.others} if self.others else {}
             if self.rdma:
                 port = {"active": True, "memories": ["1"], "speed_bits_per_s": self.speed}
                 data["rdma"] = {"port": 4242, "ports": dict.fromkeys(self.rdma, port), "why_not": ""}
@@ -175,6 +177,13 @@ def test_one_node_without_rdma_and_all_are_measured_over_tcp():
     assert {c.rdma_port for n in nodes for c in n.sent(LinkSend)} == {""}
     assert report.detail()["transport"] == "tcp"
     assert report.detail()["why_tcp"] == "b: its agent knows no RDMA"
+
+
+@pytest.mark.parametrize(("rdma", "unmeasured"), [((), ["eth1", "eth2"]), (RDMA, [])])
+def test_over_tcp_the_ports_that_are_not_measured_are_named(rdma, unmeasured):
+    others = {"a": ["eth1"], "b": ["eth2", "eth1"]}
+    report = measure(*(FakeNode(name, rdma=rdma, others=others.get(name, ())) for name in "abcde"))
+    assert report.detail()["unmeasured"] == unmeasured
 
 
 def test_a_receiver_that_cannot_take_part_in_rdma_is_told_and_blames_nobody():
