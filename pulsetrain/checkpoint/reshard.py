@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from pulsetrain.checkpoint.memory import layout as layouts
 from pulsetrain.checkpoint.optimizers import optimizer_parameters, possible_names
+from pulsetrain.checkpoint.resharding.reading_ranks import ReadingRanks, exchange
 from pulsetrain.checkpoint.resharding.saved_tensors import naming_ranks
 from pulsetrain.checkpoint.saved_state import (
     Kind,
@@ -31,8 +32,7 @@ from pulsetrain.checkpoint.saved_state import (
 from pulsetrain.checkpoint.saved_trees import SavedTrees
 from pulsetrain.checkpoint.state_restore import copied_names, extra_names, load_by_itself
 from pulsetrain.checkpoint.storage.backend import open_storage
-from pulsetrain.checkpoint.storage.manifest import Checkpoints, Manifest, Segment, Table
-from pulsetrain.checkpoint.storage.shards import readers
+from pulsetrain.checkpoint.storage.manifest import Checkpoints, Manifest, Segment
 from pulsetrain.checkpoint.storage.tensor_index import TensorIndex, beginnings
 from pulsetrain.core.errors import CheckpointError
 from pulsetrain.core.progress import progress
@@ -60,25 +60,45 @@ def load_resharded(
     Of names that begin with one of `may_differ`, the first rank's part is taken where ranks have saved
     different values. So it is in objects other than modules, optimizers and tensors.
 
+    All ranks of a group load the step that its rank 0 finds, and where one of them fails before it has
+    begun to fill `state`, all raise.
+
     Raises `CheckpointError` where there is no such step, or a tensor that `state` needs is missing, has
     another global shape, or other values on another rank. Raises `CorruptData` for damaged bytes, and
     `UsageError` for an empty text in `may_differ`.
     """
     checkpoints = Checkpoints(open_storage(storage), job)
     others = [f"{key}." for key, value in state.items() if not isinstance(value, _WHOLE_OBJECTS)]
-    index = TensorIndex(
-        checkpoints, _manifest(checkpoints, step), may_differ=[*beginnings(may_differ), *others]
+    may = [*beginnings(may_differ), *others]
+    ranks = ReadingRanks(group)
+    manifest = ranks.one(lambda: _manifest(checkpoints, step), lambda chosen: _same(checkpoints, chosen))
+    plans = group is not None or show_progress
+    index, trees, wanted = ranks.each(
+        lambda: _planned(TensorIndex(checkpoints, manifest, may_differ=may), state if plans else {})
     )
-    trees = _trees(index)
-    wanted: Mapping[str, Segment] = {}
-    if group is not None or show_progress:
-        with index.planning() as wanted:
-            load_form(index, state, trees)
     with _shown(index, wanted) if show_progress else contextlib.nullcontext():
         if group is not None:
-            exchange(index, wanted, group)
+            exchange(index, wanted, ranks)
         load_state(index, state, trees)
     return index.manifest.step, index.bytes_read
+
+
+def _planned(
+    index: TensorIndex, state: Mapping[str, object]
+) -> tuple[TensorIndex, SavedTrees, Mapping[str, Segment]]:
+    """What `state` will read, found out without a change to it. What reads by itself is not counted."""
+    trees = _trees(index)
+    with index.planning() as wanted:
+        load_form(index, state, trees, only_plan=True)
+    return index, trees, wanted
+
+
+def _same(checkpoints: Checkpoints, chosen: Manifest) -> Manifest:
+    """The manifest that another rank has chosen, as this one reads it. Raises `CheckpointError`."""
+    here = checkpoints.manifest(chosen.step)
+    if here is None or (here.recency, here.edition, here.run) != (chosen.recency, chosen.edition, chosen.run):
+        raise CheckpointError(f"step {chosen.step} is not what rank 0 reads; is the storage the same?")
+    return here
 
 
 @contextlib.contextmanager
@@ -123,26 +143,29 @@ def load_state(saved: SavedState, state: Mapping[str, object], trees: SavedTrees
             state[key] = part  # type: ignore[index]  # numbers live in a mutable mapping
 
 
-def load_form(saved: SavedState, state: Mapping[str, object], trees: SavedTrees) -> dict[str, object]:
+def load_form(
+    saved: SavedState, state: Mapping[str, object], trees: SavedTrees, *, only_plan: bool = False
+) -> dict[str, object]:
     """Fill what is filled in place: modules, optimizers, tensors, and what reads its parts by itself.
 
     Returns a state that is saved like `state` will be once it is loaded. In place of each object that has a
     loader of its own, and of each number, it has what is to be loaded. In place of a module with extra state
-    it has a `ModuleForm`.
+    it has a `ModuleForm`. `only_plan`: `saved` only notes what is read, and nothing is changed.
     """
     taken = dict(state)
     with torch.no_grad():
         for key, value in state.items():
             if isinstance(value, torch.optim.Optimizer):
-                _load_optimizer(key, value, state, saved, trees)
+                _load_optimizer(key, value, state, saved, trees, only_plan=only_plan)
             elif isinstance(value, torch.nn.Module):
-                taken[key] = _fill_module(key, value, saved, trees)
+                taken[key] = _fill_module(key, value, saved, trees, only_plan=only_plan)
             elif isinstance(value, torch.Tensor):
                 fill(saved, {key: value})
             elif key not in trees:
                 continue
             elif isinstance(value, TakesParts):
-                _give_parts(key, value, saved, trees.for_parts(key))
+                if not only_plan:
+                    _give_parts(key, value, saved, trees.for_parts(key))
             else:
                 taken[key] = _entry(key, value, saved, trees)
     return taken
@@ -171,11 +194,13 @@ class ModuleForm(torch.nn.Module):
         load_by_itself(self._of, self._of.state_dict(), self._extra)
 
 
-def _fill_module(key: str, module: torch.nn.Module, saved: SavedState, trees: SavedTrees) -> torch.nn.Module:
+def _fill_module(
+    key: str, module: torch.nn.Module, saved: SavedState, trees: SavedTrees, *, only_plan: bool
+) -> torch.nn.Module:
     live = module.state_dict(keep_vars=True)
     names, copies = extra_names(live), copied_names(module, live)
     fill(saved, {key: {name: value for name, value in live.items() if name not in names}})
-    if copies:
+    if copies and not only_plan:
         load_by_itself(module, live, {})
     if not names:
         return module
@@ -194,45 +219,6 @@ def _trees(index: TensorIndex) -> SavedTrees:
     ranks = naming_ranks({rank: layout for rank, (layout, _) in index.layouts.items()})
     heads = (index.layouts[rank] for rank in ranks)
     return SavedTrees((layout, layouts.decode_values(values)) for layout, values in heads)
-
-
-def exchange(index: TensorIndex, wanted: Mapping[str, Segment], group: dist.ProcessGroup) -> None:
-    """Give `index` the content that other ranks of the group need too.
-
-    Of those that need it, the rank with least to read so far reads it and sends it to the others. The order
-    is the same for all ranks.
-    """
-    this_rank = dist.get_rank(group)
-    needs: list[dict[str, int]] = [{} for _ in range(dist.get_world_size(group))]
-    dist.all_gather_object(needs, {h: s.bytes for h, s in wanted.items()}, group=group)
-    tables = [
-        Table(
-            rank=rank,
-            layout_bytes=0,
-            values_bytes=0,
-            payload_bytes=0,
-            segments=tuple(Segment(offset=0, bytes=n, hash=h) for h, n in need.items()),
-        )
-        for rank, need in enumerate(needs)
-    ]
-    chosen = readers(tables, {rank: str(rank) for rank in range(len(needs))})
-    for content in sorted(chosen):
-        ranks = [rank for rank, need in enumerate(needs) if content in need]
-        reader = int(chosen[content])
-        if len(ranks) < 2 or this_rank not in ranks:
-            continue
-        if this_rank == reader:
-            data = index.fetch(wanted[content])
-            for other in ranks:
-                if other != this_rank:
-                    dist.send(
-                        torch.frombuffer(bytearray(data), dtype=torch.uint8), group=group, group_dst=other
-                    )
-        else:
-            target = torch.empty(wanted[content].bytes, dtype=torch.uint8)
-            dist.recv(target, group=group, group_src=reader)
-            data = target.numpy().tobytes()
-        index.give(content, data)
 
 
 def _manifest(checkpoints: Checkpoints, step: int | None) -> Manifest:
@@ -258,6 +244,8 @@ def _load_optimizer(
     state: Mapping[str, object],
     index: SavedState,
     trees: SavedTrees,
+    *,
+    only_plan: bool,
 ) -> None:
     """Load state as the parameters are sharded now, and settings from one of the saved ranks."""
     saved, parameters = trees.optimizer(key), optimizer_parameters(optimizer)
@@ -269,6 +257,8 @@ def _load_optimizer(
     }
     others = {name: with_tensors(one, like_live(index, {})) for name, one in saved.others.items()}
     groups = _settings(key, optimizer, with_tensors(saved.groups, like_live(index, {})))
+    if only_plan:
+        return
     optimizer.load_state_dict({"state": {**loaded, **others}, "param_groups": groups})
     keep_types(optimizer, parameters, loaded)
 

@@ -13,8 +13,10 @@ from pulsetrain.checkpoint.storage.backend import open_storage
 from pulsetrain.checkpoint.storage.manifest import Blob, Checkpoints, Manifest, Segment, Table
 
 
-def commit_arrays(folder: Path, shards: dict[int, list[tuple[str, np.ndarray, tuple, tuple]]]) -> Checkpoints:
-    """Commit step 1 of job j: for each rank (name, local array, start, global shape)."""
+def commit_arrays(
+    folder: Path, shards: dict[int, list[tuple[str, np.ndarray, tuple, tuple]]], step: int = 1
+) -> Checkpoints:
+    """Commit a step of job j: for each rank (name, local array, start, global shape)."""
     ranks = {}
     for rank, parts in shards.items():
         entries, offset = [], 0
@@ -34,7 +36,7 @@ def commit_arrays(folder: Path, shards: dict[int, list[tuple[str, np.ndarray, tu
         tree = {"d": [[e.name, {"t": i}] for i, e in enumerate(entries)]}
         layout = Layout(entries=tuple(entries), tree=tree)
         ranks[rank] = (layout, b"[]", [array.tobytes() for _, array, _, _ in parts])
-    return _commit(folder, ranks)
+    return _commit(folder, ranks, step)
 
 
 def commit_states(folder: Path, states: dict[int, dict]) -> Checkpoints:
@@ -48,7 +50,8 @@ def commit_states(folder: Path, states: dict[int, dict]) -> Checkpoints:
     return _commit(folder, ranks)
 
 
-def _commit(folder: Path, ranks: dict[int, tuple[Layout, bytes, list[bytes]]]) -> Checkpoints:
+def _commit(folder: Path, ranks: dict[int, tuple[Layout, bytes, list[bytes]]], step: int = 1) -> Checkpoints:
+    of_step = f"step-{step:012}"
     storage = open_storage(str(folder))
     tables, blobs = {}, {}
     for rank, (layout, values, contents) in ranks.items():
@@ -60,9 +63,9 @@ def _commit(folder: Path, ranks: dict[int, tuple[Layout, bytes, list[bytes]]]) -
         for start, data in pieces:
             digest = xxhash.xxh3_128_hexdigest(data)
             segments.append(Segment(offset=start, bytes=len(data), hash=digest))
-            blobs.setdefault(digest, Blob(file=f"step-000000000001/{rank}.pack", offset=at, bytes=len(data)))
+            blobs.setdefault(digest, Blob(file=f"{of_step}/{rank}.pack", offset=at, bytes=len(data)))
             at += len(data)
-        storage.put(f"j/step-000000000001/{rank}.pack", [d for _, d in pieces])
+        storage.put(f"j/{of_step}/{rank}.pack", [d for _, d in pieces])
         tables[rank] = Table(
             rank=rank,
             layout_bytes=len(head),
@@ -72,7 +75,7 @@ def _commit(folder: Path, ranks: dict[int, tuple[Layout, bytes, list[bytes]]]) -
         )
     manifest = Manifest(
         job="j",
-        step=1,
+        step=step,
         attempt=0,
         world=len(ranks),
         created_ns=0,
@@ -80,5 +83,5 @@ def _commit(folder: Path, ranks: dict[int, tuple[Layout, bytes, list[bytes]]]) -
         tables=tables,
         blobs=blobs,
     )
-    storage.put("j/step-000000000001/manifest.json", [manifest.encode()])
+    storage.put(f"j/{of_step}/manifest.json", [manifest.encode()])
     return Checkpoints(storage, "j")

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from pulsetrain.checkpoint.reshard import load_resharded
-from pulsetrain.core.errors import CheckpointError, UsageError
+from pulsetrain.core.errors import CheckpointError, CorruptData, UsageError
 from tests.checkpoint.extra_state import copying, extra_of, layers
 from tests.checkpoint.stored import commit_arrays, commit_states
 from tests.repository import ROOT
@@ -111,16 +111,33 @@ class Order:
 WORLD = 3
 
 
+def run_ranks(main, folder: Path) -> None:
+    """Run `main(rank, folder)` in a process for each rank of a gloo group."""
+    pids = []
+    for rank in range(WORLD):
+        if (pid := os.fork()) == 0:
+            status = 1
+            try:
+                dist.init_process_group(
+                    "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD
+                )
+                main(rank, folder)
+                dist.barrier()
+                dist.destroy_process_group()
+                status = 0
+            finally:
+                os._exit(status)
+        pids.append(pid)
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * WORLD
+
+
 def rank_main(rank: int, folder: Path) -> None:
     """Ranks 0 and 1 need the shared tensor and one of their own, rank 2 only its own."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD)
     names = {"w"} if rank == 2 else {f"x{rank}", "shared"}
     state = {name: torch.zeros(64) for name in sorted(names)}
     step, read = load_resharded(str(folder / "store"), "j", state, group=dist.group.WORLD)
     found = {name: float(tensor.sum()) for name, tensor in state.items()}
     (folder / f"{rank}.json").write_text(json.dumps({"step": step, "read": read, "found": found}))
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 @pytest.mark.integration
@@ -129,23 +146,101 @@ def test_content_that_two_ranks_need_is_read_by_one_of_them(tmp_path):
     values = {"shared": 1.0, "x0": 2.0, "x1": 3.0, "w": 4.0}
     shards = {0: [(n, np.full(64, v, dtype=np.float32), (), ()) for n, v in values.items()]}
     commit_arrays(tmp_path / "store", shards)
-    pids = []
-    for rank in range(WORLD):
-        if (pid := os.fork()) == 0:
-            status = 1
-            try:
-                rank_main(rank, tmp_path)
-                status = 0
-            finally:
-                os._exit(status)
-        pids.append(pid)
-    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * WORLD
+    run_ranks(rank_main, tmp_path)
     reports = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(WORLD)]
     for report in reports:
         assert report["step"] == 1
         assert report["found"] == {name: 64 * values[name] for name in report["found"]}
     assert sum(r["read"] for r in reports) == 4 * 256  # four tensors, each once
     assert reports[2]["read"] == 256
+
+
+def told(rank: int, folder: Path, what: object) -> None:
+    (folder / f"{rank}.json").write_text(json.dumps(what))
+
+
+def loads_what_it_sees(rank: int, folder: Path) -> None:
+    """Rank 1 sees a step that was committed a moment ago, the others do not yet."""
+    state = {"w": torch.zeros(64)}
+    store = folder / ("newer" if rank == 1 else "older")
+    step, _ = load_resharded(str(store), "j", state, group=dist.group.WORLD)
+    told(rank, folder, [step, float(state["w"][0])])
+
+
+@pytest.mark.integration
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_ranks_that_see_different_newest_steps_load_one(tmp_path):
+    for store, steps in (("older", (1,)), ("newer", (1, 2))):
+        for step in steps:
+            whole = np.full(64, float(step), dtype=np.float32)
+            commit_arrays(tmp_path / store, {0: [("w", whole, (), ())]}, step)
+    run_ranks(loads_what_it_sees, tmp_path)
+    assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(WORLD)] == [
+        [1, 1.0]
+    ] * WORLD
+
+
+def wants_what_is_missing(rank: int, folder: Path) -> None:
+    state = {"unknown" if rank == 1 else "w": torch.ones(64)}
+    try:
+        load_resharded(str(folder / "store"), "j", state, group=dist.group.WORLD)
+    except CheckpointError as error:
+        told(rank, folder, [str(error), float(next(iter(state.values()))[0])])
+
+
+@pytest.mark.integration
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_where_one_rank_finds_no_tensor_all_say_so_and_nothing_is_changed(tmp_path):
+    commit_arrays(tmp_path / "store", {0: [("w", np.zeros(64, dtype=np.float32), (), ())]})
+    run_ranks(wants_what_is_missing, tmp_path)
+    for rank in range(WORLD):
+        error, value = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert "no tensor unknown" in error
+        assert error.startswith("rank 1 cannot read") or rank == 1
+        assert value == 1.0
+
+
+def wants_what_is_damaged(rank: int, folder: Path) -> None:
+    state = {"w": torch.ones(64)}
+    try:
+        load_resharded(str(folder / "store"), "j", state, group=dist.group.WORLD)
+    except (CheckpointError, CorruptData) as error:
+        told(rank, folder, [type(error).__name__, float(state["w"][0])])
+
+
+@pytest.mark.integration
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_where_the_rank_that_reads_for_others_finds_damage_nobody_waits_for_it(tmp_path):
+    commit_arrays(tmp_path / "store", {0: [("w", np.zeros(64, dtype=np.float32), (), ())]})
+    damage(tmp_path / "store", 0)
+    run_ranks(wants_what_is_damaged, tmp_path)
+    for rank in range(WORLD):
+        assert json.loads((tmp_path / f"{rank}.json").read_text())[1] == 1.0
+
+
+def damage(store: Path, rank: int) -> None:
+    """Change the last byte of what a rank has saved."""
+    pack = next(store.glob(f"j/*/{rank}.pack"))
+    data = bytearray(pack.read_bytes())
+    data[-1] ^= 1
+    pack.write_bytes(data)
+
+
+def test_a_failed_load_that_was_planned_first_puts_nothing_of_its_own_into_the_model(tmp_path):
+    torch.manual_seed(1)
+    saved = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.Adam(saved.parameters())
+    saved(torch.ones(4)).sum().backward()
+    optimizer.step()
+    commit_states(tmp_path, {0: {"model": saved, "optimizer": optimizer}})
+    damage(tmp_path, 0)
+    model = torch.nn.Linear(4, 4)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    live = torch.optim.Adam(model.parameters())
+    with pytest.raises(CorruptData):
+        load_resharded(str(tmp_path), "j", {"optimizer": live, "model": model}, show_progress=True)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert live.state_dict()["state"] == {}
 
 
 def test_progress_is_the_bytes_that_came_of_those_that_are_needed(tmp_path, monkeypatch):

@@ -127,6 +127,9 @@ class TensorIndex:
         size = stored.shape if size is None else size
         if not math.prod(size):
             return b""
+        if self._wanted is not None:
+            self._note(stored, start, size, self._wanted)
+            return b""
         exact = next((b for b in stored.boxes if (b.start, b.size) == (start, size)), None)
         if exact is not None and exact.segment is not None:
             return self._content(exact.segment)
@@ -156,7 +159,7 @@ class TensorIndex:
 
     @contextlib.contextmanager
     def planning(self) -> Iterator[dict[str, Segment]]:
-        """Inside, `read` reads nothing and returns zeros. Yields the segments that it would have read."""
+        """Inside, `read` reads nothing and returns nothing. Yields the segments that it would have read."""
         wanted: dict[str, Segment] = {}
         self._wanted = wanted
         try:
@@ -171,18 +174,26 @@ class TensorIndex:
         self.report(self.bytes_read + self._bytes_given)
         return bytes(data)
 
-    def give(self, content: str, data: bytes) -> None:
-        """Use this content instead of reading it. Raises `CorruptData` where it does not have its hash."""
+    def give(self, content: str, data: bytes, *, came: bool = True) -> None:
+        """Use this content instead of reading it. Raises `CorruptData` where it does not have its hash.
+
+        `came`: from another rank. Else this one has read it.
+        """
         if xxhash.xxh3_128_hexdigest(data) != content:
             raise CorruptData(f"content {content} arrived damaged")
         self._given[content] = data
-        self._bytes_given += len(data)
+        self._bytes_given += len(data) if came else 0
         self.report(self.bytes_read + self._bytes_given)
 
+    @staticmethod
+    def _note(stored: Stored, start: Shape, size: Shape, wanted: dict[str, Segment]) -> None:
+        """Note the segments of a part. One that has all of it is read alone."""
+        exact = [b for b in stored.boxes if (b.start, b.size) == (start, size)]
+        for box in exact[:1] or stored.boxes:
+            if box.segment is not None and intersection(start, size, box.start, box.size) is not None:
+                wanted[box.segment.hash] = box.segment
+
     def _content(self, segment: Segment) -> bytes:
-        if self._wanted is not None:
-            self._wanted[segment.hash] = segment
-            return bytes(segment.bytes)
         given = self._given.get(segment.hash)
         if given is not None:
             return given
