@@ -55,7 +55,7 @@ from pulsetrain.checkpoint.memory.layout import (
     decode_values,
     encode_values,
 )
-from pulsetrain.checkpoint.memory.slots import payload_offset
+from pulsetrain.checkpoint.memory.slots import first_of_history, payload_offset
 from pulsetrain.checkpoint.storage.backend import open_storage
 from pulsetrain.checkpoint.storage.manifest import (
     MANIFEST,
@@ -80,6 +80,8 @@ class PulsetrainWriter(StorageWriter):
     """Writes one step: a pack and a table for each rank, the manifest by the coordinator at the end.
 
     Each save has files of its own. So a step that is saved again stays as it was until the new one is whole.
+    A step counts as one of the newest attempt that is committed there. One that ranks with a `Checkpointer`
+    have committed is not replaced: `finish` raises `CheckpointError`.
     """
 
     def __init__(self, storage: str, job: str, step: int) -> None:
@@ -140,6 +142,8 @@ class PulsetrainWriter(StorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """On the coordinator: join the tables of the ranks that have written something, in their order in the
         process group. From here on the step exists, and what it was before is removed."""
+        self._refuse_to_replace()
+        newest = next(iter(self._checkpoints.committed(newest=1)), None)
         tables: dict[int, Table] = {}
         blobs: dict[str, Blob] = {}
         written = 0
@@ -155,7 +159,8 @@ class PulsetrainWriter(StorageWriter):
         manifest = Manifest(
             job=self._checkpoints.job,
             step=self._step,
-            attempt=0,
+            attempt=newest.attempt if newest else 0,
+            edition=first_of_history(newest.edition) if newest else 0,
             world=len(tables),
             created_ns=time.time_ns(),
             written_bytes=written,
@@ -165,6 +170,15 @@ class PulsetrainWriter(StorageWriter):
         path = self._checkpoints.path(f"{folder_of(self._step)}/{MANIFEST}")
         self._checkpoints.storage.put(path, [manifest.encode()])
         self._remove_replaced(frozenset(manifest.files))
+
+    def _refuse_to_replace(self) -> None:
+        """Raise where the step is another writer's. Its agents would wait for a manifest of their own."""
+        there = self._checkpoints.manifest(self._step)
+        if there is not None and not all(Path(file).name.startswith(_STEM) for file in there.files):
+            raise CheckpointError(
+                f"step {self._step} of job {self._checkpoints.job} was saved by a Checkpointer and is not "
+                "replaced: save another step, or under another job"
+            )
 
     def _remove_replaced(self, own: frozenset[str]) -> None:
         """Remove packs of saves of this step that it replaces, or that were broken off, and their tables.

@@ -1,11 +1,16 @@
 """torch.distributed.checkpoint reads and writes Pulsetrain's checkpoints."""
 
+import dataclasses
+
+import numpy as np
 import pytest
 import torch
 
+from pulsetrain.checkpoint.memory.slots import next_history
 from pulsetrain.checkpoint.storage.backend import open_storage
 from pulsetrain.checkpoint.storage.manifest import Checkpoints
 from pulsetrain.core.errors import CheckpointError
+from tests.checkpoint.stored import commit_arrays
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
@@ -160,3 +165,25 @@ class TestDcp:
                 self.same(a[key], b[key])
         else:
             assert a == b
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_a_step_of_dcp_is_newer_than_those_that_ranks_have_committed_and_replaces_none_of_them(tmp_path):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    from pulsetrain.checkpoint.dcp import PulsetrainReader, PulsetrainWriter
+
+    checkpoints = commit_arrays(tmp_path, {0: [("w", np.zeros(4, dtype=np.float32), (), ())]})
+    agents = dataclasses.replace(checkpoints.manifest(1), attempt=2, edition=next_history(0))
+    checkpoints.storage.put("j/step-000000000001/manifest.json", [agents.encode()])
+    state = {"w": torch.ones(4)}
+    dcp.save(state, storage_writer=PulsetrainWriter(str(tmp_path), "j", 2), no_dist=True)
+    assert [m.step for m in checkpoints.committed()] == [2, 1]
+    loaded = {"w": torch.zeros(4)}
+    dcp.load(loaded, storage_reader=PulsetrainReader(str(tmp_path), "j"), no_dist=True)
+    assert loaded["w"].tolist() == [1.0] * 4
+    with pytest.raises(CheckpointException) as refused:
+        dcp.save(state, storage_writer=PulsetrainWriter(str(tmp_path), "j", 1), no_dist=True)
+    assert "saved by a Checkpointer and is not replaced" in str(refused.value.failures[0][0])
+    assert checkpoints.manifest(1) == agents

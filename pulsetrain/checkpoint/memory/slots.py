@@ -102,6 +102,11 @@ def history_of(edition: int) -> int:
     return edition // _TURNS_BACK
 
 
+def first_of_history(edition: int) -> int:
+    """The first edition of the history of `edition`."""
+    return history_of(edition) * _TURNS_BACK
+
+
 def next_history(edition: int) -> int:
     """The first edition of the history after that of `edition`."""
     return (history_of(edition) + 1) * _TURNS_BACK

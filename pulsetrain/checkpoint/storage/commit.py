@@ -101,6 +101,11 @@ class Committer:
             tables={table.rank: table for table in tables},
             blobs=blobs,
         )
+        return self._poller.wait(
+            lambda: self._write_manifest(manifest, info), self._timeout_s, f"manifest {what}"
+        )
+
+    def _write_manifest(self, manifest: Manifest, info: SlotInfo) -> Manifest:
         path = self._checkpoints.path(f"{folder_of(info.step)}/{MANIFEST}")
         with self._changing:  # a pack of an earlier step may be gone since a rank decided to refer to it
             before = self._own_manifest(info.step)

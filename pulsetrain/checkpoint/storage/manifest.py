@@ -412,8 +412,9 @@ class Checkpoints:
 
         `last` counts from the newest, see `committed`. Steps beyond the newest stay: an earlier attempt got
         so far, and perhaps somebody wants to go on from there. Steps without a manifest go too where they
-        are older than the newest step. A pack that a kept manifest refers to stays. So does all that another
-        run writes which goes on beside this one.
+        are older than the newest step. One whose manifest cannot be read stays: it is damaged, or of
+        another version, and its packs may be whole. A pack that a kept manifest refers to stays. So does
+        all that another run writes which goes on beside this one.
 
         From steps that stay, files go that this run wrote for them before it saved them again. Those of saves
         `in_use` stay, and packs that `replaced` manifests needed: a save on its way may refer to them.
@@ -432,7 +433,9 @@ class Checkpoints:
         stay = [m for m in committed if m in keep or m.step >= manifests[0].step]
         needed = frozenset(f for m in stay for f in m.files)
         kept_steps = {m.step for m in keep} | self._begun_by({m.run for m in foreign})
-        gone = [s for s in self.steps() if s < manifests[0].step and s not in kept_steps]
+        read = {m.step for m in committed}
+        old = [s for s in self.steps() if s < manifests[0].step and s not in kept_steps]
+        gone = [s for s in old if s in read or not self._has_manifest(s)]
         for step in gone:
             self._remove(step, needed)
         needed |= {f for m in replaced for f in m.files}

@@ -49,6 +49,47 @@ def test_a_save_that_is_late_does_not_replace_a_later_one_of_its_step(tmp_path):
         os.close(fd)
 
 
+class RefusesOnce:
+    """A storage that refuses the first call on each path."""
+
+    def __init__(self, storage):
+        self._storage, self._seen = storage, set()
+
+    def _once(self, what, path, *rest):
+        if (what, path) not in self._seen:
+            self._seen.add((what, path))
+            raise OSError(5, "EIO", path)
+        return getattr(self._storage, what)(path, *rest)
+
+    def list(self, path):
+        return self._once("list", path)
+
+    def read(self, path):
+        return self._once("read", path)
+
+    def put(self, path, chunks):
+        return self._once("put", path, chunks)
+
+    def __getattr__(self, name):
+        return getattr(self._storage, name)
+
+
+def test_a_storage_that_refuses_each_call_once_costs_no_save(tmp_path):
+    storage = open_storage(str(tmp_path))
+    checkpoints, again = Checkpoints(storage, "j"), Checkpoints(RefusesOnce(storage), "j")
+    poller, events = Poller(0.01, Event()), CheckpointEvents(Origin(job="j", node="n0"))
+    committer = Committer(again, poller, events, timeout_s=5.0)
+    fd = create_arena()
+    try:
+        slot = save(fd, 0, 10, tensors=changing(1))
+        writer = RankWriter(checkpoints, ArenaReader(fd), slot, rate_limit=RateLimit(0.0), poller=poller)
+        writer.write([], 0.1)
+        assert committer.commit(slot) == checkpoints.manifest(10)
+        assert committer.await_commit(slot).step == 10
+    finally:
+        os.close(fd)
+
+
 def test_ranks_that_saved_a_step_unequally_often_are_named(cluster, tmp_path):
     c = cluster(2, storage=str(tmp_path), persist_every=0, commit_timeout_s=0.3)
     c.save(10, durable=True)

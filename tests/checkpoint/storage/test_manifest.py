@@ -159,6 +159,16 @@ def saved_again(checkpoints, edition, shared=None):
     return made
 
 
+def test_a_step_whose_manifest_cannot_be_read_is_not_removed(checkpoints):
+    """It is damaged, or a newer version wrote it."""
+    for step in (1, 2, 3, 4):
+        commit(checkpoints, step)
+    for step, text in ((1, b'{"format": 2}'), (2, b"half")):
+        checkpoints.storage.put(checkpoints.path(f"{folder_of(step)}/manifest.json"), [text])
+    assert checkpoints.retain(last=1, every=0) == [3]
+    assert checkpoints.steps() == [1, 2, 4]
+
+
 def test_what_a_run_wrote_of_a_step_before_it_saved_it_again_goes(checkpoints):
     checkpoints.begin_run("1f")
     checkpoints.storage.put(f"j/{folder_of(10)}/{stem_of(0, 0, 0, 'ee')}.pack", [b"of another run"])

@@ -52,6 +52,29 @@ def test_a_timeout_names_what_is_missing(poller, time):
     assert 5.0 < time.now < 7.0
 
 
+def test_a_storage_that_refuses_for_a_moment_is_asked_again_and_named_where_it_goes_on(poller):
+    answers = iter([OSError(5, "EIO"), ValueError("half a file"), "there"])
+
+    def look():
+        answer = next(answers, OSError(116, "stale handle"))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert poller.wait(look, 5.0, "it") == "there"
+    with pytest.raises(CheckpointError, match=r"it: not complete after 5.0 s: OSError.*stale handle"):
+        poller.wait(look, 5.0, "it")
+
+
+def test_what_the_look_itself_refuses_ends_the_wait_at_once(poller, time):
+    def look():
+        raise CheckpointError("another run writes here")
+
+    with pytest.raises(CheckpointError, match="another run"):
+        poller.wait(look, 5.0, "it")
+    assert time.pauses == []
+
+
 def test_the_end_of_the_service_ends_the_wait(poller, time):
     time.ended = True
     with pytest.raises(CheckpointError, match="it: the checkpoint service ended"):
