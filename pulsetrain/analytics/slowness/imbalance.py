@@ -23,6 +23,7 @@ PLAIN_AGREEMENT = 0.5  # the same of forward with backward where ranks often wai
 LASTING = 0.5  # correlation of a step's excess with the next step's, from which a rank is slow for a while
 SPREAD_INFO = 0.05  # how much longer than the usual replica the heaviest of a step computes, as a ratio
 STAGES = "stages"
+MOSTLY_RUNNING = 0.75  # of its computing a rank runs, where waits for processors explain little
 SPREAD_WARNING = 0.3  # from which it asks for action
 
 
@@ -186,9 +187,13 @@ def _sequences_in(timings: Timings, rows: NDArray[np.int64]) -> list[Verdict]:
 
 
 def _by_processors(timings: Timings, uneven: _Uneven) -> bool:
-    """Whether ranks that share processors may explain it: the one that gets less is slow in both passes."""
-    by_stages = uneven.compared == STAGES
-    return timings.running_ratio is not None and not by_stages and uneven.spread < SPREAD_WARNING
+    """Whether ranks that share processors may explain it: the one that gets less is slow in both passes.
+
+    Where they hardly get to run, that may explain any spread.
+    """
+    if timings.running_ratio is None or uneven.compared == STAGES:
+        return False
+    return uneven.spread < SPREAD_WARNING or float(np.nanmedian(timings.running_ratio)) < MOSTLY_RUNNING
 
 
 def _between_stages(timings: Timings, rows: NDArray[np.int64]) -> _Uneven | None:

@@ -107,6 +107,15 @@ def test_ranks_that_share_processors_are_not_blamed_on_sequences():
     assert "processors" in verdict.reason
 
 
+def test_ranks_that_hardly_get_to_run_are_not_blamed_on_sequences_whatever_the_spread():
+    columns = fleet(steps=60, noise=0.01, stages=1, ranks=4)
+    share = np.exp(0.5 * np.random.default_rng(2).standard_normal(len(columns["rank"])))
+    busy = {p: columns[p] * share for p in COMPUTED}
+    said = sequences(timings({**columns, **busy, "cpu_wait": 0.5 * busy["compute"]}))
+    assert [type(verdict) for verdict in said] == [Inconclusive]
+    assert reported({**columns, **busy, "cpu_wait": columns["cpu_wait"] * 0})
+
+
 def test_what_has_just_begun_is_seen_in_the_newest_steps():
     assert reported(uneven(first=25, noise=0.005))
     assert not reported(uneven(first=58, noise=0.005))
