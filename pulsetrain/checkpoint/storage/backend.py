@@ -7,18 +7,21 @@ object store a put is atomic.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Protocol
 
 import fsspec
+from fsspec.spec import AbstractBufferedFile
 
-from pulsetrain.core.errors import CorruptData, UsageError
+from pulsetrain.core.errors import CorruptData, PulsetrainError, UsageError
 
 Sleep = Callable[[float], None]
+CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # network file systems that sync no folder
 
 
 class Storage(Protocol):
@@ -135,16 +138,33 @@ class FsspecStorage:
 
     def put(self, path: str, chunks: Iterable[memoryview | bytes]) -> int:
         target = self._path(path)
-        self._fs.makedirs(target.rsplit("/", 1)[0], exist_ok=True)
         size = 0
-        with self._fs.open(target, "wb") as file:
-            for chunk in chunks:
-                file.write(chunk)
-                size += len(chunk)
+        with _as_os_error(path):
+            self._fs.makedirs(target.rsplit("/", 1)[0], exist_ok=True)
+            file = self._fs.open(target, "wb")
+            try:
+                for chunk in chunks:
+                    file.write(chunk)
+                    size += len(chunk)
+                file.close()
+            except BaseException:
+                self._discard(file, target)
+                raise
         return size
 
+    def _discard(self, file: IO[bytes], target: str) -> None:
+        """Leave no part of a file under its name. What an upload would have replaced stays."""
+        with contextlib.suppress(Exception):
+            if isinstance(file, AbstractBufferedFile):  # closing it would complete the upload
+                file.closed = True
+                file.discard()
+                return
+            with contextlib.suppress(Exception):
+                file.close()
+            self._fs.rm(target)
+
     def read(self, path: str, offset: int = 0, size: int = -1) -> bytes:
-        with self._fs.open(self._path(path), "rb") as file:
+        with _as_os_error(path), self._fs.open(self._path(path), "rb") as file:
             file.seek(offset)
             return bytes(file.read(size))
 
@@ -155,16 +175,18 @@ class FsspecStorage:
         target[:] = data
 
     def list(self, folder: str) -> list[str]:
-        self._fs.invalidate_cache()
         try:
-            paths = self._fs.ls(self._path(folder), detail=False)
+            with _as_os_error(folder):
+                self._fs.invalidate_cache()
+                paths = self._fs.ls(self._path(folder), detail=False)
         except FileNotFoundError:
             return []
         return sorted(str(name).rstrip("/").rsplit("/", 1)[-1] for name in paths)
 
     def remove(self, path: str) -> None:
-        if self._fs.exists(self._path(path)):
-            self._fs.rm(self._path(path), recursive=True)
+        with _as_os_error(path):
+            if self._fs.exists(self._path(path)):
+                self._fs.rm(self._path(path), recursive=True)
 
     def _path(self, path: str) -> str:
         return f"{self._root.rstrip('/')}/{path}" if path else str(self._root)
@@ -205,9 +227,23 @@ def _write(file: IO[bytes], chunk: memoryview | bytes) -> int:
     return done
 
 
+@contextlib.contextmanager
+def _as_os_error(path: str) -> Iterator[None]:
+    """Clients of object stores raise exceptions of their own: callers expect `OSError`."""
+    try:
+        yield
+    except (OSError, PulsetrainError, MemoryError):
+        raise
+    except Exception as error:
+        raise OSError(f"{path}: {error!r}") from error
+
+
 def _sync_folder(folder: Path) -> None:
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)
+    except OSError as error:
+        if error.errno not in CANNOT_SYNC:
+            raise
     finally:
         os.close(fd)

@@ -1,9 +1,12 @@
 """One contract for every storage: a file appears whole or not at all."""
 
 import errno
+import os
+import stat
 
 import fsspec
 import pytest
+from fsspec.spec import AbstractBufferedFile
 
 from pulsetrain.checkpoint.storage.backend import FsspecStorage, LocalStorage, RateLimit, open_storage
 from pulsetrain.core.errors import CorruptData, UsageError
@@ -87,6 +90,99 @@ def test_a_write_that_fails_leaves_no_file(tmp_path):
     with pytest.raises(OSError, match="No space left"):
         storage.put("j/f", chunks())
     assert list((tmp_path / "j").iterdir()) == []
+
+
+def breaks_off():
+    yield b"half"
+    raise OSError(errno.EIO, "the arena is gone")
+
+
+def test_a_write_that_breaks_off_leaves_no_part_of_the_file(storage):
+    with pytest.raises(OSError, match="the arena is gone"):
+        storage.put("j/f", breaks_off())
+    assert storage.list("j") == []
+
+
+class Bucket:
+    """An object store: an upload is complete once its file is closed. Its client has errors of its own."""
+
+    class Refused(Exception):
+        pass
+
+    def __init__(self):
+        self.objects, self.discarded, self.refuses = {}, [], False
+
+    def _parent(self, path):
+        return path.rpartition("/")[0]
+
+    def makedirs(self, path, exist_ok):
+        if self.refuses:
+            raise self.Refused("slow down")
+
+    def open(self, path, mode):
+        if self.refuses:
+            raise self.Refused("slow down")
+        return Upload(self, path, mode, cache_type="none")
+
+    exists = ls = invalidate_cache = lambda self, *_, **__: self.makedirs("", True)
+
+
+class Upload(AbstractBufferedFile):
+    def _upload_chunk(self, final=False):
+        if final:
+            self.fs.objects[self.path] = self.buffer.getvalue()
+        return True
+
+    def discard(self):
+        self.fs.discarded.append(self.path)
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    bucket = Bucket()
+    monkeypatch.setattr(fsspec.core, "url_to_fs", lambda url: (bucket, "b"))
+    return bucket
+
+
+def test_an_upload_that_breaks_off_is_discarded_and_what_was_there_stays(bucket):
+    storage = FsspecStorage("s3://b")
+    storage.put("f", [b"before"])
+    with pytest.raises(OSError, match="the arena is gone"):
+        storage.put("f", breaks_off())
+    assert (bucket.objects, bucket.discarded) == ({"b/f": b"before"}, ["b/f"])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda s: s.put("f", [b"x"]),
+        lambda s: s.read("f"),
+        lambda s: s.list("j"),
+        lambda s: s.remove("f"),
+    ],
+)
+def test_an_error_of_a_client_is_an_os_error(bucket, call):
+    bucket.refuses = True
+    with pytest.raises(OSError, match="slow down"):
+        call(FsspecStorage("s3://b"))
+
+
+@pytest.mark.parametrize(
+    ("number", "counts"), [(errno.EINVAL, False), (errno.ENOTSUP, False), (errno.EIO, True)]
+)
+def test_a_file_system_that_syncs_no_folder_can_be_written(tmp_path, monkeypatch, number, counts):
+    def fsync(fd, real=os.fsync):
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(number, "no sync of folders")
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    storage = LocalStorage(tmp_path)
+    if counts:
+        with pytest.raises(OSError, match="no sync"):
+            storage.put("f", [b"x"])
+    else:
+        assert storage.put("f", [b"x"]) == 1
 
 
 def test_a_file_that_is_being_written_is_not_listed(tmp_path):
