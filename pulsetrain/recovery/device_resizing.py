@@ -7,6 +7,7 @@ Else the number of ranks stays, and the ranks of each node take turns on its sha
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -115,20 +116,28 @@ async def _why_nodes_refuse(job: JobState, plan: _Plan) -> str:
 
 def devices_of(job: JobState, member: WorldNode) -> int:
     """On how many devices the ranks of a node take turns. 0: as its agent was started."""
+    return _dealt(job, (member,))[0]
+
+
+def _dealt(job: JobState, members: Sequence[WorldNode]) -> list[int]:
+    """`devices_of` each of these nodes."""
     devices, nodes = job.resizing.devices, len(job.members.world)
     if not devices:
-        return 0
-    share = devices_of_nodes(devices, nodes)[member.node_rank]
-    return max(1, min(share, member.nproc))
+        return [0] * len(members)
+    shares = devices_of_nodes(devices, nodes)
+    return [max(1, min(shares[member.node_rank], member.nproc)) for member in members]
 
 
 def _present(job: JobState) -> tuple[int, ...]:
     """On how many devices the ranks of each node compute now."""
-    hellos = {name: node.hello for name, node in job.members.nodes.items()}
-    return tuple(
-        devices_of(job, member) or own_devices(member, hellos.get(member.node))
-        for member in job.members.world
-    )
+    return _of_members(job, job.members.world)
+
+
+def _of_members(job: JobState, members: Sequence[WorldNode]) -> tuple[int, ...]:
+    nodes = job.members.nodes
+    hellos = [nodes[member.node].hello if member.node in nodes else None for member in members]
+    both = zip(members, _dealt(job, members), hellos, strict=True)
+    return tuple(share or own_devices(member, hello) for member, share, hello in both)
 
 
 def _plan(job: JobState, devices: int) -> _Plan:
@@ -192,15 +201,15 @@ async def _tell_one(job: JobState, node: Node, share: int, *, dry_run: bool = Fa
     return await job.ask(node, command, FOLLOW_S + MARGIN_S)
 
 
-def tell_again(job: JobState, node: Node) -> None:
-    """A node is back. It may have missed what it was told last, or that the job keeps what it had."""
+def tell_again(job: JobState, *back: Node) -> None:
+    """Nodes are back. They may have missed what they were told last, or that the job keeps what it had."""
     resizing, number = job.resizing, job.attempt.number
-    resized = bool(resizing.devices) or resizing.told_in == number
-    if not resized or node.state is not NodeState.ACTIVE or node.hello.attempt != number:
+    if not resizing.devices and resizing.told_in != number:
         return
-    for member, share in zip(job.members.world, _present(job), strict=True):
-        if member.node == node.name:
-            job.services.background.once("share devices", _tell_alone(job, node, share))
+    active = {n.name: n for n in back if n.state is NodeState.ACTIVE and n.hello.attempt == number}
+    members = [member for member in job.members.world if member.node in active]
+    for member, share in zip(members, _of_members(job, members), strict=True):
+        job.services.background.once("share devices", _tell_alone(job, active[member.node], share))
 
 
 async def _tell_alone(job: JobState, node: Node, share: int) -> None:

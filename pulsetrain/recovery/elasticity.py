@@ -271,7 +271,8 @@ def look(job: JobState, loop: Loop) -> None:
     members = job.members
     size = 0 if resizing.is_final else other_size(resizing, len(members.active()) + len(members.standbys()))
     if not size or not _steady(job):
-        _forget(job)
+        if not members.set_apart():
+            _forget(job)
         return
     if resizing.acted_in == job.attempt.number or _refused(job, size):
         return

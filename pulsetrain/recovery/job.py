@@ -491,8 +491,7 @@ class Job:
         state.write("adopted", {"world": [m.node for m in state.members.world]})
         self._loop.post(Event.ADOPTED)
         moving.take_over(state)
-        for node in state.members.active():
-            device_resizing.tell_again(state, node)
+        device_resizing.tell_again(state, *state.members.active())
         for node in state.members.reserves():
             if node.hello.attempt >= 0:
                 self._services.background.once("clear", actions.clear_node(state, node))

@@ -16,6 +16,8 @@ from pulsetrain.recovery.transitions import Event, Phase
 
 NAMED_S = 5.0
 """How long the job stands without a rank before it is over. Meanwhile the cause is named."""
+LOST_S = 300.0
+"""The same where ranks are on lost nodes: they may run, and their agents may be back."""
 _FAILURES = (Event.RANK_FAILED, Event.NODE_LOST, Event.START_FAILED)
 _LAUNCHED = (Phase.STARTING, Phase.RUNNING)
 
@@ -46,7 +48,7 @@ def look(job: JobState, loop: Loop) -> None:
         attempt.none_left_s = None
     elif attempt.none_left_s is None:
         attempt.none_left_s = now_s
-    elif now_s - attempt.none_left_s >= NAMED_S:
+    elif now_s - attempt.none_left_s >= (NAMED_S if _all_ended(job) else LOST_S):
         job.failure = f"{fault.reason}; no rank is left, and a hub that only observes restarts none"
         loop.post(Event.EXHAUSTED)
 
@@ -58,6 +60,11 @@ def _stands(job: JobState, fault: Fault) -> bool:
 def _is_lost(job: JobState, name: str) -> bool:
     node = job.members.nodes.get(name)
     return node is None or node.state is NodeState.LOST
+
+
+def _all_ended(job: JobState) -> bool:
+    ended = {exit_.rank for exit_ in job.attempt.exits}
+    return all(ended.issuperset(member.ranks) for member in job.members.world)
 
 
 def _none_is_left(job: JobState) -> bool:

@@ -70,6 +70,10 @@ class Membership:
         outside = (n for n in self.reserves() if n.name not in inside and self._fits(n))
         return [n for n in outside if not n.cordon and not n.set_apart and self.may_use(n)]
 
+    def set_apart(self) -> bool:
+        """Whether a node is a standby again in a moment: a person has it checked."""
+        return any(node.set_apart for node in self.reserves())
+
     def _fits(self, node: Node) -> bool:
         """Whether a node runs as many ranks as those of the world. Their numbers follow from that."""
         return not self.world or node.hello.nproc_per_node == self.world[0].nproc

@@ -229,6 +229,8 @@ def _look_at_running(job: JobState, move: Move, loop: Loop) -> None:
     if held is not None and held.stood_s:
         _look_at_lapsed(job, move, held)
     why_not = _why_it_stays(job, move.request.node) if move.request.node else ""
+    if why_not and job.members.set_apart():
+        return
     if why_not:
         _drop(job, move, why_not)
     elif _may_act(job, move) and _stands_saved(job, move, loop):

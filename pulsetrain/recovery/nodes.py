@@ -68,6 +68,7 @@ class NodeState(StrEnum):
     LEFT = "left"
 
 
+BEING_CHECKED = "a person has it checked now"
 GONE = (NodeState.LOST, NodeState.EVICTED, NodeState.LEFT)
 
 

@@ -46,6 +46,8 @@ async def check(job: JobState, names: Sequence[str], level: str, actor: str) -> 
         raise UsageError(f"level = {level!r}: allowed: {', '.join(LEVELS)}")
     if job.phase not in PHASES:
         raise UsageError(f"job {job.name!r} is {job.phase}: its standbys cannot be checked now")
+    if level != standby_care.LIGHT and job.phase is Phase.WAITING:
+        raise UsageError(f"level = {level!r}: job {job.name!r} waits for a node; allowed now: light")
     nodes = [_standby(job, name) for name in dict.fromkeys(names)]
     for node in nodes:
         node.set_apart = True

@@ -14,7 +14,7 @@ from pulsetrain.recovery.arithmetic_suspicion import WrongArithmetic
 from pulsetrain.recovery.hang_patience import PendingHang
 from pulsetrain.recovery.link_suspicion import LinkOutcome
 from pulsetrain.recovery.move_request import Move
-from pulsetrain.recovery.nodes import GONE, USUAL_HEARTBEATS, Node, NodeState
+from pulsetrain.recovery.nodes import BEING_CHECKED, GONE, USUAL_HEARTBEATS, Node, NodeState
 from pulsetrain.recovery.own_checkpoints import JobCheckpoint
 from pulsetrain.recovery.record import Fault, RecoveryDetail
 from pulsetrain.recovery.resizing import Resizing
@@ -219,6 +219,6 @@ def _node(node: Node, now_s: float) -> NodeSnapshot:
         heartbeat=node.heartbeat,
         heartbeat_age_s=now_s - node.heartbeat_s,
         heard_age_s=now_s - node.heard_s,
-        cordon=node.cordon,
+        cordon=node.cordon or (BEING_CHECKED if node.set_apart else ""),
         gone_since_ns=node.gone_since_ns if node.state in GONE else 0,
     )

@@ -6,6 +6,7 @@ import pytest
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.messages import SelfCheck, Start
+from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.transitions import Phase
 from tests.recovery.fakes import Fleet, run
@@ -84,5 +85,40 @@ def test_a_standby_is_not_promoted_and_not_checked_twice_while_a_person_has_it_c
         await fleet.settle(0.6)
         await fleet.wait_for_launch()
         assert (fleet.job.phase, len(fleet.of("z", Start))) == (Phase.RUNNING, 1)
+
+    run(scenario)
+
+
+def test_a_job_that_waits_for_a_node_has_standbys_checked_lightly_only():
+    async def scenario():
+        fleet = Fleet("abz")
+        await fleet.form()
+        fleet.agents["z"].node.cordon = "light check: it was late"
+        await fleet.controller.evict("b", "fan", "ann")
+        await fleet.settle()
+        assert fleet.job.phase is Phase.WAITING
+        with pytest.raises(UsageError, match="waits for a node; allowed now: light"):
+            await fleet.controller.check_nodes(["z"], "full", "ann")
+
+    run(scenario)
+
+
+def test_a_migration_waits_for_the_standby_that_is_being_checked():
+    async def scenario():
+        fleet = Fleet("abz")
+        await fleet.form()
+        job = fleet.controller.jobs["j"]
+        job.move(MoveRequest(what="migrate", reason="r", actor="ann", node="b", wait_s=60.0))
+        fleet.agents["z"].mute = (SelfCheck,)
+        asked = asyncio.ensure_future(fleet.controller.check_nodes(["z"], "light", "ann"))
+        await asyncio.sleep(0)
+        assert [n.name for n in fleet.job.standbys()] == []
+        await fleet.settle(1.0)
+        assert "migrate_dropped" not in fleet.journal.kinds()
+        assert fleet.job.move is not None
+        fleet.agents["z"].mute = ()
+        fleet.agents["z"].handle(fleet.of("z", SelfCheck)[0])
+        await asked
+        assert [n.name for n in fleet.job.standbys()] == ["z"]
 
     run(scenario)
