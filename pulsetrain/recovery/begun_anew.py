@@ -31,6 +31,7 @@ def look(job: JobState, loop: Loop) -> None:
         return
     own, hellos = left.own, [node.hello for node in job.members.active()]
     wanted = any(hello.may_begin_anew for hello in hellos) or not _has_failed(left.recovery)
+    wanted = wanted or _is_another_run(job, left.recovery)
     tells = all(hello.takes_run for hello in hellos)  # older agents do not say what is wanted
     ends = tells and not wanted and not job.services.policy.observe_only
     job.write("began_anew", {"path": own.path, "step": own.step, "attempt": own.attempt, "ended": ends})
@@ -39,6 +40,14 @@ def look(job: JobState, loop: Loop) -> None:
         job.failure = f"{job.history[-1]['reason']}; {why}: {ADVICE}"
         job.ends_at_once = True  # a script that saves at a signal would write over it
         loop.post(Event.EXHAUSTED)
+
+
+def _is_another_run(job: JobState, recovery: Recovery) -> bool:
+    """Whether nobody of the world that failed is here: who has started all agents anew began a run."""
+    here = [node.agent for node in job.members.active()]
+    return bool(recovery.from_agents) and not any(
+        agent.is_same(before) for agent in here for before in recovery.from_agents
+    )
 
 
 def _has_failed(recovery: Recovery) -> bool:

@@ -22,6 +22,8 @@ REMEMBERED_NS = 86_400 * 10**9  # a restart, unless the job came further before
 LOOP_WITHOUT_CHECKPOINT_NS = 300 * 10**9  # a loop loses nothing that a longer look would not lose
 HIDDEN_NS = 10 * 10**9  # a hang that nobody sees for so long is none any more, also if the job did not move
 LATE_NS = 10 * 10**9  # no look is so long after the one before, unless the hub or its machine stood still
+UNPROVEN_NS = 1_800 * 10**9
+"""What may be a pause lasts so long, as torch's longest timeout, where a restart may lose everything."""
 TIMEOUT_MARGIN_NS = 5 * 10**9  # so that torch, which knows more, raises first
 VOLUNTARY = (
     "waits",
@@ -110,7 +112,7 @@ class HangPatience:
         self._hold: Hold | None = None
         self._worst: Observation | None = None
         self._condition_since_ns = self._seen_ns = self._looked_ns = 0
-        self._acted = self._recalled = self._can_resume = False
+        self._acted = self._recalled = self._can_resume = self._proven = False
 
     @property
     def longest_pause_ns(self) -> int:
@@ -123,11 +125,13 @@ class HangPatience:
         now_ns: int,
         *,
         can_resume: bool,
+        proven: bool = True,
         quiet_ns: int = 0,
         step: int = -1,
     ) -> Observation | None:
         """Take the hangs that are open now. Returns the one to act on, once, or None.
 
+        `proven`: it is known that a restart goes on from a checkpoint, and not only that there is one.
         `quiet_ns` is the time since some rank of the job made progress. `step` is the newest that one
         completed, -1 for none.
         """
@@ -143,7 +147,7 @@ class HangPatience:
         before, since_ns = self.pending, self.pending.since_ns if self.pending else now_ns
         if before is None or before.condition != _text(worst, "condition"):
             self._condition_since_ns = now_ns
-        self._worst, self._can_resume = worst, can_resume
+        self._worst, self._can_resume, self._proven = worst, can_resume, proven
         self.pending = self._pending(worst, since_ns, now_ns, can_resume=can_resume)
         act_at_ns = self.pending.act_at_ns
         return None if act_at_ns is None or now_ns < act_at_ns else self._act()
@@ -265,8 +269,10 @@ class HangPatience:
         pauses = condition in VOLUNTARY or (condition == "network" and not _shows_no_data(hang))
         pauses = pauses or bool(hang.evidence.get("starting"))  # it is named early, and waited for as ever
         base_ns = self._pause_ns if pauses else self._patience_ns
-        if pauses and hang.evidence.get("timeout_chosen"):
+        if pauses and (hang.evidence.get("timeout_chosen") or not self._proven):
             base_ns = max(base_ns, timeout_ns)
+        if pauses and not self._proven:
+            base_ns = max(base_ns, UNPROVEN_NS)
         return max(base_ns, PAUSE_FACTOR * self._survived_ns(hang))
 
     def _survived_ns(self, hang: Observation) -> int:

@@ -352,7 +352,12 @@ class Job:
         if not hangs:
             quiet_ns = min(state.members.values(state.attempt.number, "progress_age_ns"), default=0)
         hang = state.hangs.look(
-            hangs, now_ns, can_resume=state.can_resume(), quiet_ns=quiet_ns, step=state.last_step
+            hangs,
+            now_ns,
+            can_resume=state.can_resume(),
+            proven=saves.proven_without(state, "") >= 0,
+            quiet_ns=quiet_ns,
+            step=state.last_step,
         )
         if hang is not None:
             self._stop_for(hang, "controller")
@@ -458,9 +463,13 @@ class Job:
         """A node is gone: a fault where the world needs it."""
         state, now_s = self._state, self._services.clock.monotonic_s()
         was_active = node.state is NodeState.ACTIVE
-        node.go(NodeState.LOST, reason, state.now_ns())
+        done = state.has_finished(node.name)
+        node.go(NodeState.LEFT if done else NodeState.LOST, reason, state.now_ns())
         silent_s = now_s - (node.closed_s or node.heard_s)
         node.disconnect(now_s)
+        if done:
+            state.write("node_left", {"reason": f"its ranks had finished: {reason}"}, node=node.name)
+            return
         state.write("node_lost", {"reason": reason, "silent_s": silent_s}, node=node.name)
         if was_active and not self.over:
             reason = f"node {node.name} is lost: {reason}"

@@ -52,12 +52,21 @@ def overdue(
     """
     silence = Silence(members, policy, now_s, starting=starting)
     cut_off = members.cut_off.look(nobody=launched and silence.nobody_heard, now_s=now_s)
+    told_s = [n.leaving_s for n in members.present() if n.leaving is not None and n.leaving.signal]
+    spreads = bool(told_s) and now_s - max(told_s) <= SPREAD_S
     for node in silence.doubtful():
+        if spreads and node.leaving is not None and node.leaving.signal:
+            continue
         if node.state in GONE or (cut_off and node.leaving is None and _may_return(silence)):
             continue
         reason = _overdue(node, silence, policy, now_s, running=running)
         if reason:
             yield node, reason
+
+
+SPREAD_S = 5.0
+"""A signal to all nodes may reach them one after the other. So long after the last one that said so, ranks of
+others are not ended for a node that leaves: theirs may be to save when it comes."""
 
 
 def _may_return(silence: Silence) -> bool:

@@ -32,6 +32,8 @@ def look(job: JobState) -> None:
     requests, asked = job.services.scheduler, job.replacements
     if not requests.replaces or job.members.any_leaving():
         return
+    if job.phase is Phase.WAITING and not job.members.present():
+        return  # all agents went at once, or ended with the job, and the hub did not hear why
     now_s = job.services.clock.monotonic_s()
     asked.expire(now_s, requests.config.patience_s)
     missing = _missing(job)

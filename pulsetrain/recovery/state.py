@@ -295,6 +295,12 @@ class JobState:
         self._redone_at = -1
         return Use.TRAIN
 
+    def has_finished(self, node: str) -> bool:
+        """Whether all ranks of a node ended with status 0. Those of others may run, and do not need it."""
+        ended = self.attempt.finished_ranks()
+        of_node = [member for member in self.members.world if member.node == node]
+        return self.phase is Phase.RUNNING and bool(of_node) and ended.issuperset(of_node[0].ranks)
+
     def begin_recovery(self, fault: Fault) -> None:
         """The job stops because of `fault`."""
         fault = self._of_the_hang(fault)
@@ -305,6 +311,7 @@ class JobState:
             fault=fault,
             from_step=self.last_step,
             from_nodes=world,
+            from_agents=tuple(node.agent for node in self.members.world_nodes()),
             hung=self.hangs.pending is not None,
             step_s=self.rate.step_s,
             began_s=self.services.clock.monotonic_s(),

@@ -149,3 +149,24 @@ def test_a_job_that_has_no_checkpoint_begins_anew():
         assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 1)
 
     run(scenario)
+
+
+def test_a_run_that_takes_the_place_of_one_that_vanished_is_not_ended():
+    """All agents are new: somebody has started the script again, and wants it to begin anew."""
+
+    async def scenario():
+        fleet = await job_with_a_checkpoint()
+        for name in "ab":
+            fleet.agents[name].drop()
+        await fleet.settle(40.0)
+        await fleet.settle(1.0)
+        assert fleet.job.phase is Phase.WAITING
+        for name in "ab":
+            fleet.agents[name] = fleet.join(name, pid=999, agent_id=f"new-{name}", takes_run=True)
+        await fleet.settle(2.0)
+        await fleet.wait_for_launch()
+        await fleet.settle(0.25)
+        assert fleet.job.phase is Phase.RUNNING
+        assert not fleet.journal.last("began_anew")["detail"]["ended"]
+
+    run(scenario)

@@ -49,6 +49,23 @@ def test_without_a_checkpoint_a_possible_pause_never_stops_the_job():
     assert "no checkpoint" in patience.pending.why
 
 
+@pytest.mark.parametrize(
+    ("evidence", "acts_s"),
+    [
+        ({"condition": "waits"}, 1_800.0),
+        ({"condition": "waits", "timeout_ns": 600 * S, "stall_ns": 0}, 605.0),
+        ({"condition": "still"}, PATIENCE_S),
+    ],
+)
+def test_a_pause_is_given_torchs_own_time_where_no_restart_has_shown_that_it_goes_on(evidence, acts_s):
+    patience = HangPatience(PATIENCE_S, 600.0)
+    for at_s in range(2_000):
+        seen = {**evidence, **({"stall_ns": at_s * S} if "stall_ns" in evidence else {})}
+        if patience.look([pausing(**seen)], at_s * S, can_resume=True, proven=False) is not None:
+            break
+    assert at_s == pytest.approx(acts_s, abs=1)
+
+
 def test_what_is_waited_for_says_until_when():
     patience = HangPatience(PATIENCE_S)
     patience.look([pausing(7)], 10 * S, can_resume=True)

@@ -18,6 +18,7 @@ from pulsetrain.protocol.messages import (
 )
 from pulsetrain.recovery.actions import POLL_S
 from pulsetrain.recovery.hang_decision import HangDecision
+from pulsetrain.recovery.liveness import SPREAD_S
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.transitions import Phase
@@ -596,11 +597,55 @@ def test_peers_that_fail_while_a_node_leaves_are_explained_by_it():
         assert fleet.job.phase is Phase.RUNNING
         fleet.agents["b"].drop()
         await fleet.settle(0.6)
-        await fleet.settle()
+        assert fleet.job.phase is Phase.RUNNING  # the signal may be on its way to the others
+        for _ in range(8):
+            fleet.agents["a"].send_heartbeat()
+            fleet.agents["z"].send_heartbeat()
+            await fleet.settle(SPREAD_S / 6)
         assert [m.node for m in fleet.job.world] == ["a", "z"]
         lost = fleet.journal.last("recovery")["detail"]
         assert (lost["cause"], lost["node"]) == ("node_lost", "b")
         assert "its agent ended: ended by SIGTERM" in lost["reason"]
+
+    run(scenario)
+
+
+def test_a_signal_that_reaches_nodes_one_after_the_other_ends_no_ranks_before_their_own_turn():
+    async def scenario():
+        fleet = Fleet("abc", nnodes=3)
+        await fleet.form()
+        for name in "abc":
+            fleet.agents[name].leaves("SIGTERM")
+            for _ in range(4):
+                for agent in fleet.agents.values():
+                    agent.send_heartbeat()
+                await fleet.settle(0.75)
+        assert not [command for name in "abc" for command in fleet.of(name, Stop)]
+        assert fleet.controller.jobs["j"]._state.ended_by == "SIGTERM"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("goes", ["leaves", "drops"])
+def test_a_node_whose_ranks_have_finished_may_go_while_others_work(goes):
+    async def scenario():
+        fleet = Fleet("abz")
+        await fleet.form()
+        for rank in (0, 1):
+            fleet.agents["a"].rank_exits(rank, 0)
+        await fleet.settle()
+        if goes == "leaves":
+            fleet.agents["a"].leaves("SIGINT")
+        fleet.agents["a"].drop()
+        for _ in range(10):
+            fleet.agents["b"].send_heartbeat()
+            await fleet.settle(1.0)
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 0)
+        assert (fleet.of("b", Stop), fleet.of("z", Start)) == ([], [])
+        for rank in (2, 3):
+            fleet.agents["b"].rank_exits(rank, 0)
+        await fleet.settle()
+        assert fleet.job.phase is Phase.FINISHED
 
     run(scenario)
 

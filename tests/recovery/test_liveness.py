@@ -6,7 +6,7 @@ import pytest
 
 from pulsetrain.protocol.messages import NOT_READ, Leaving
 from pulsetrain.recovery.attempt import Attempt
-from pulsetrain.recovery.liveness import STORAGE_WAIT_S, gathered, is_starting, overdue
+from pulsetrain.recovery.liveness import SPREAD_S, STORAGE_WAIT_S, gathered, is_starting, overdue
 from pulsetrain.recovery.memory import WorldMemory
 from pulsetrain.recovery.nodes import Node, NodeState
 from pulsetrain.recovery.policy import Policy
@@ -34,8 +34,8 @@ def test_a_closed_connection_is_a_loss_after_the_grace_period():
 def test_a_node_that_said_why_it_ends_is_lost_with_that_reason():
     members = formed("a")
     members.nodes["a"].leaves(Leaving(node="a", reason="ended by SIGINT", signal="SIGINT"), 0.0)
-    assert lost(members, 1.0) == {}
-    assert lost(members, 1.1) == {"a": "its agent ended: ended by SIGINT"}
+    assert lost(members, SPREAD_S) == {}
+    assert lost(members, SPREAD_S + 0.1) == {"a": "its agent ended: ended by SIGINT"}
 
 
 def test_a_node_that_is_gone_is_not_lost_again():

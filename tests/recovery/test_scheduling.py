@@ -323,3 +323,20 @@ def test_nodes_that_a_person_gave_up_are_not_asked_for():
         assert of(scheduler, "replace") == []
 
     run(scenario)
+
+
+def test_no_node_is_asked_for_where_all_agents_are_gone():
+    """They may have ended with the job while the hub could hear nobody."""
+
+    async def scenario():
+        scheduler = FakeScheduler()
+        fleet = await fleet_under(scheduler, "ab")
+        for name in "ab":
+            fleet.agents[name].drop()
+        while fleet.job.phase is not Phase.WAITING:
+            await fleet.settle(0.5)
+        for _ in range(20):
+            await fleet.settle(10.0)
+        assert scheduler.asked == []
+
+    run(scenario)

@@ -475,7 +475,10 @@ def test_a_job_that_a_person_stops_keeps_its_devices_until_its_ranks_have_ended(
 
 async def loses(fleet, name):
     fleet.agents[name].drop()
-    for _ in range(6):
+    for _ in range(12):
+        for agent in fleet.agents.values():
+            if agent is not fleet.agents[name]:
+                agent.send_heartbeat()
         await fleet.settle(0.5)
     assert fleet.node(name).state is NodeState.LOST
 
