@@ -57,13 +57,32 @@ class PoolRow(TypedDict):
 
 @dataclass(kw_only=True)
 class _Known:
-    """What the pool remembers of a job. `changed_s` is None before its first change."""
+    """What the pool remembers of a job. `changed_s` is None before its first change.
+
+    A `wish` of `wished_s` is a change that waits for a newer step. It counts as a change once the job acts.
+    """
 
     order: int
     promised: bool = False
     changed_s: float | None = None
+    wish: PoolAction | None = None
+    wished_s: float = 0.0
     account: ShareAccount | None = None
     why_waits: str = ""
+
+    def begins(self, action: PoolAction, share: JobShare, now_s: float) -> None:
+        """The job has been given a change."""
+        if share.waits_for_step:
+            self.wish, self.wished_s = action, now_s
+        else:
+            self.wish, self.changed_s = None, now_s
+
+    def look(self, share: JobShare, now_s: float) -> None:
+        """See whether a wish still waits. One that the job has given up by itself is as old as it is."""
+        if self.wish is None or share.waits_for_step:
+            return
+        acts = not share.settled or share.holds() != self.wish.before
+        self.wish, self.changed_s = None, now_s if acts else self.wished_s
 
 
 def _devices(blocks: Mapping[str, int], unit: int) -> dict[str, int]:
@@ -146,9 +165,10 @@ class PoolDriver:
             if self._jobs[name].sharing.kept_stopped:
                 known.promised, known.account = False, None
         for name, job in present.items():
-            account = self._known[name].account
-            if account is not None:
-                account.add(now_s, job.sharing.speed())
+            known = self._known[name]
+            known.look(job.sharing, now_s)
+            if known.account is not None:
+                known.account.add(now_s, job.sharing.speed())
 
     def _decide(self, present: Mapping[str, PooledJob]) -> Decision:
         demands = [self._demand(name, job) for name, job in present.items()]
@@ -211,8 +231,12 @@ class PoolDriver:
         """Whether a job may change now. Changes that only wait for a newer step give way to it."""
         change, devices = self._change(action, present), self._config.devices
         hosts = full(change, self._used(present), devices)
-        others = [job.sharing for name, job in present.items() if name != action.job] if hosts else []
-        given_up = [share for share in others if share.give_way(hosts)]
+        others = [name for name in present if name != action.job] if hosts else []
+        given_up = [name for name in others if present[name].sharing.give_way(hosts)]
+        for name in given_up:
+            self._known[name].wish = None  # it has not been changed
+            detail = {"for": action.job, "what": action.what, "reason": action.reason}
+            present[name].sharing.write("pool_given_way", detail)
         return not hosts or (bool(given_up) and fits(change, self._used(present), devices))
 
     def _used(self, present: Mapping[str, PooledJob]) -> Counter[str]:
@@ -250,7 +274,7 @@ class PoolDriver:
         except UsageError as error:
             share.write("pool_refused", {**action.row(), "why_not": str(error)})
             return False
-        self._known[action.job].changed_s = self._clock.monotonic_s()
+        self._known[action.job].begins(action, share, self._clock.monotonic_s())
         self._issued.append(action)
         share.write("pool_action", action.row())
         self._done.append({"ts_ns": self._clock.wall_ns(), **action.row()})

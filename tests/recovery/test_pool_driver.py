@@ -344,10 +344,10 @@ def test_without_a_pool_jobs_start_at_once():
 class ModelPool:
     """The driver with jobs that change over when they are told to."""
 
-    def __init__(self, slots, demands=(), adopt_s=0.0):
+    def __init__(self, slots, demands=(), adopt_s=0.0, grow_after_s=0.0):
         self.slots, self.jobs, self.clock = dict(slots), {}, FakeClock()
         machines = ",".join(f"{host}={devices}" for host, devices in slots.items())
-        config = PoolConfig(machines=machines, reserve_ratio=0.0, grow_after_s=0.0, pause_s=1.0)
+        config = PoolConfig(machines=machines, reserve_ratio=0.0, grow_after_s=grow_after_s, pause_s=1.0)
         self.driver = PoolDriver(self.jobs, config, self.clock, observe_only=False, adopt_s=adopt_s)
         for demand in demands:
             self.add(demand)
@@ -427,6 +427,54 @@ def test_a_job_that_only_waits_for_a_step_to_grow_holds_nothing_back():
     pool.add(job("p", "premium", 2, order=2))
     pool.pass_(4)
     assert (pool.placed("p"), pool.placed("g"), pool.placed("b")) == ({"x": 1, "y": 1}, {}, {})
+
+
+def two_that_grow(*free):
+    """Basic jobs b and c, each on a machine. Each could grow onto one of the `free` machines."""
+    b = job("b", "basic", 2, least=1, placed={"x": 1})
+    c = job("c", "basic", 2, least=1, placed={"y": 1}, order=1)
+    return ModelPool(dict.fromkeys(("x", "y", *free), 1), [b, c], grow_after_s=600.0)
+
+
+def test_devices_that_a_job_waits_to_grow_onto_go_to_no_lower_job():
+    pool = two_that_grow("z")
+    for _ in range(20):
+        pool.look()
+    assert pool.actions() == [("grow", "b")]
+    pool.finish()
+    pool.pass_(4)
+    assert (pool.placed("b"), pool.placed("c")) == ({"x": 1, "z": 1}, {"y": 1})
+
+
+def test_a_job_that_gave_way_says_so_and_grows_once_devices_are_free_again():
+    pool = two_that_grow("z")
+    pool.look()
+    pool.look()
+    pool.add(job("p", "premium", 1, order=2))
+    pool.look()
+    share = pool.jobs["b"].sharing
+    detail = {"for": "p", "what": "start", "reason": "its promised share"}
+    assert (share.target, share.done[-1]) == (None, ("pool_given_way", detail))
+    pool.finish()
+    pool.jobs["p"].over = True
+    pool.look()
+    pool.look()
+    assert share.target == {"x": 1, "z": 1}
+
+
+def test_a_job_is_left_alone_from_when_it_grew_and_not_from_when_it_was_to():
+    pool = two_that_grow("z")
+    pool.jobs["b"].sharing.base = replace(pool.jobs["b"].sharing.base, most=3)
+    pool.look()
+    pool.clock.now_s += 1000.0
+    pool.look()
+    pool.finish()
+    pool.jobs["c"].over = True
+    pool.pass_(2)
+    assert pool.placed("b") == {"x": 1, "z": 1}
+    pool.clock.now_s += 600.0
+    pool.pass_(2)
+    assert pool.placed("b") == {"x": 1, "y": 1, "z": 1}
 
 
 def test_a_job_that_a_person_stopped_gets_its_promise_anew():
