@@ -21,3 +21,8 @@ class NewShare:
     optional: bool = False
     asked_in: int | None = None
     acted_in: int | None = None
+
+    @property
+    def only_waits(self) -> bool:
+        """Whether it only waits for a newer step, so that anything else may come first."""
+        return self.optional and self.acted_in is None

@@ -119,7 +119,7 @@ class JobShare:
         """Whether it is to change over, but only once a newer step is saved. It may be changed otherwise."""
         state = self._state
         share = state.new_share if state.phase is Phase.RUNNING and state.move is None else None
-        return share is not None and share.optional and share.acted_in is None
+        return share is not None and share.only_waits
 
     @property
     def kept_stopped(self) -> bool:

@@ -144,8 +144,14 @@ def look(job: JobState, loop: Loop) -> None:
 
 
 def _may_stop(job: JobState, pending: PendingUpdate) -> bool:
-    """Whether the job trains, nothing else is about to stop it, and it has something to go on from."""
-    stops = (job.move, job.new_share, job.recovery, job.hangs.pending)
+    """Whether the job trains, nothing else is about to stop it, and it has something to go on from.
+
+    What somebody wants now does not wait until the pool's change to other nodes has a newer step.
+    """
+    share = job.new_share
+    if pending.now and share is not None and share.only_waits:
+        share = None
+    stops = (job.move, share, job.recovery, job.hangs.pending)
     trains = job.phase is Phase.RUNNING and job.attempt.first_step_done
     return trains and _goes_on(job, pending) and all(stop is None for stop in stops)
 

@@ -7,6 +7,7 @@ from pulsetrain.protocol.messages import Leave, OwnCheckpoint, SaveFrom, Start, 
 from pulsetrain.recovery import updates
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.pool.config import PoolConfig
 from pulsetrain.recovery.transitions import Phase
 from pulsetrain.recovery.update_request import UpdateRequest
 from tests.recovery.fakes import FakeMemory, Fleet, run
@@ -160,6 +161,30 @@ async def saves_by_itself(*, proven):
     await job.fleet.write_own_checkpoints()
     job.fleet.controller.jobs["j"]._state.own_checkpoints.proven = proven
     return job
+
+
+def test_an_urgent_update_does_not_wait_for_a_change_of_the_pool_that_no_promise_needs():
+    async def scenario():
+        job = Job("abc", nnodes=3, sizes=(1, 1), pool=PoolConfig(devices_per_machine=8))
+        await job.fleet.settle(1.0)
+        share = job.fleet.controller.jobs["j"].sharing
+        share.give({"a": 1, "b": 1}, "a test", 5.0)
+        await job.fleet.settle(1.0)
+        await job.fleet.write_own_checkpoints()
+        job.fleet.controller.jobs["j"]._state.own_checkpoints.proven = True
+        share.give({"a": 1, "b": 1, "c": 1}, "devices are free", 5.0, optional=True)
+        await job.wait(10)
+        assert share.waits_for_step
+        await job.ask(within_s=0.0)
+        await job.wait(10)
+        assert job.fleet.job.move.request.what == "update"
+        await job.wait(130)  # the script saves nothing newer
+        await job.fleet.wait_for_launch()
+        assert (job.fleet.job.phase, job.launched().number) == (Phase.RUNNING, 1)
+        assert share.holds() == {"a": 1, "b": 1, "c": 1}
+        assert not share.waits_for_step  # the restart took the change up
+
+    run(scenario)
 
 
 async def saves(job, step, at):
