@@ -150,7 +150,7 @@ class HardwareSource:
         choice = InterfaceChoice.of(ports, environ)
         log_reader = KmsgReader(node=node)
         samplers = (RdmaSampler(node=node), NicSampler(node=node, choice=choice), log_reader)
-        own = (os.getcwd(), environ.get("TMPDIR", "/tmp"), environ.get("HOME", ""), sys.prefix)
+        own = (_working_folder(), environ.get("TMPDIR", "/tmp"), environ.get("HOME", ""), sys.prefix)
         health = MachineHealth(
             environ=environ,
             unused=unused_ports(environ, (*ports, interface_of(identity.address))),
@@ -183,8 +183,8 @@ class HardwareSource:
     def start(self) -> None:
         """Begin to read, where there is anything to read."""
         if not self.blind:
+            self.health.start()  # first: what the thread finds may begin to be waited for
             self._thread.start()
-            self.health.start()
 
     def stop(self) -> None:
         """Ask the thread to end. One that a driver holds is left behind."""
@@ -296,3 +296,11 @@ class TeeSink(SinkAround):
         except Exception:
             log.exception("checkpoint_profile_failed", record=batch.record)
         return kept
+
+
+def _working_folder() -> str:
+    """The working folder, "" where it was removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""

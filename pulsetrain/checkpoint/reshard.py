@@ -71,7 +71,7 @@ def load_resharded(
     others = [f"{key}." for key, value in state.items() if not isinstance(value, _WHOLE_OBJECTS)]
     may = [*beginnings(may_differ), *others]
     ranks = ReadingRanks(group)
-    manifest = ranks.one(lambda: _manifest(checkpoints, step), lambda chosen: _same(checkpoints, chosen))
+    manifest = ranks.one(lambda: _manifest(checkpoints, step), _key, lambda key: _same(checkpoints, key))
     plans = group is not None or show_progress
     index, trees, wanted = ranks.each(
         lambda: _planned(TensorIndex(checkpoints, manifest, may_differ=may), state if plans else {})
@@ -93,11 +93,19 @@ def _planned(
     return index, trees, wanted
 
 
-def _same(checkpoints: Checkpoints, chosen: Manifest) -> Manifest:
+_Key = tuple[int, tuple[int, int, int], int, str]
+
+
+def _key(manifest: Manifest) -> _Key:
+    """What tells a manifest from others."""
+    return manifest.step, manifest.recency, manifest.edition, manifest.run
+
+
+def _same(checkpoints: Checkpoints, chosen: _Key) -> Manifest:
     """The manifest that another rank has chosen, as this one reads it. Raises `CheckpointError`."""
-    here = checkpoints.manifest(chosen.step)
-    if here is None or (here.recency, here.edition, here.run) != (chosen.recency, chosen.edition, chosen.run):
-        raise CheckpointError(f"step {chosen.step} is not what rank 0 reads; is the storage the same?")
+    here = checkpoints.manifest(chosen[0])
+    if here is None or _key(here) != chosen:
+        raise CheckpointError(f"step {chosen[0]} is not what rank 0 reads; is the storage the same?")
     return here
 
 

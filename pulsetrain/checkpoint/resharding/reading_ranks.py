@@ -17,6 +17,7 @@ from pulsetrain.checkpoint.storage.tensor_index import TensorIndex
 from pulsetrain.core.errors import CheckpointError, CorruptData, PulsetrainError
 
 T = TypeVar("T")
+K = TypeVar("K")
 HELD_SHARE = 0.5  # of the free memory of a host, that content may take which was sent to its ranks
 
 
@@ -39,17 +40,17 @@ class ReadingRanks:
         self.agree(error)
         return result[0]
 
-    def one(self, choose: Callable[[], T], follow: Callable[[T], T]) -> T:
-        """What rank 0 chooses, as each of the others finds it again. Raises on all ranks as `each` does."""
+    def one(self, choose: Callable[[], T], tell: Callable[[T], K], follow: Callable[[K], T]) -> T:
+        """What rank 0 chooses, as each of the others finds it by what it is told. Raises as `each` does."""
         chosen = self.each(lambda: choose() if self.this_rank == 0 else None)
         if self.group is None:
             assert chosen is not None
             return chosen
-        told: list[T | None] = [chosen]
+        told: list[K | None] = [tell(chosen) if chosen is not None else None]
         dist.broadcast_object_list(told, group=self.group, group_src=0)
-        first = told[0]
-        assert first is not None
-        return self.each(lambda: first if self.this_rank == 0 else follow(first))
+        key = told[0]
+        assert key is not None
+        return self.each(lambda: chosen if chosen is not None else follow(key))
 
     def agree(self, error: Exception | None) -> None:
         """Raise this rank's own error, else `CheckpointError` with that of another rank."""

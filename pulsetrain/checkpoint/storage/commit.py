@@ -15,6 +15,9 @@ from pulsetrain.checkpoint.storage.rank_files import read_receipts, read_tables
 from pulsetrain.core.errors import CheckpointError, CorruptData
 from pulsetrain.protocol.messages import NOT_READ
 
+COMMIT_TIMEOUTS = (
+    2  # rank 0 may wait so often: for the receipts of all ranks, and for the manifest's own file
+)
 LOOKED_AT = 8  # newest checkpoints: a job may have run with another number of ranks meanwhile
 
 
@@ -150,7 +153,7 @@ class Committer:
             manifest = self._checkpoints.manifest(info.step)
             return manifest if manifest is not None and self._covers(manifest, info) else None
 
-        return self._poller.wait(look, self._timeout_s, f"manifest of step {info.step}")
+        return self._poller.wait(look, COMMIT_TIMEOUTS * self._timeout_s, f"manifest of step {info.step}")
 
     def _covers(self, manifest: Manifest, info: SlotInfo) -> bool:
         """Whether it is of this save, or of a later one of the step in the same run and attempt."""

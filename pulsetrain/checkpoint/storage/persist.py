@@ -21,7 +21,7 @@ from pulsetrain.checkpoint.memory.arena import ArenaReader
 from pulsetrain.checkpoint.memory.slots import SlotInfo
 from pulsetrain.checkpoint.storage.backend import RateLimit
 from pulsetrain.checkpoint.storage.choosing import StepChooser
-from pulsetrain.checkpoint.storage.commit import Committer
+from pulsetrain.checkpoint.storage.commit import COMMIT_TIMEOUTS, Committer
 from pulsetrain.checkpoint.storage.manifest import Checkpoints, Manifest
 from pulsetrain.checkpoint.storage.polling import Poller
 from pulsetrain.checkpoint.storage.rank_files import RankWriter
@@ -129,8 +129,9 @@ class Persister:
     def finish(self) -> bool:
         """Wait until every checkpoint that was due is committed or has failed, which is an event.
 
-        Call it when no rank trains any more. False where nothing has moved for twice `commit_timeout_s`. A
-        periodic save that rank 0's agent, on another node, does not begin is not waited for.
+        Call it when no rank trains any more. False where nothing has moved for three times
+        `commit_timeout_s`. A periodic save that rank 0's agent, on another node, does not begin is not waited
+        for.
         """
         self._thread.wake()
         seen, since_s = None, time.monotonic()
@@ -140,7 +141,7 @@ class Persister:
                 seen, since_s = now, time.monotonic()
             elif time.monotonic() - since_s > BEGIN_S and self._left(unbegun=False) == 0:
                 return True
-            elif time.monotonic() - since_s > 2 * self._config.commit_timeout_s:
+            elif time.monotonic() - since_s > (COMMIT_TIMEOUTS + 1) * self._config.commit_timeout_s:
                 return False
             self._stop.wait(self._config.poll_s)
         return not left

@@ -26,6 +26,9 @@ _CONTROLLER = re.compile(r"nvme\d+")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
+_OF_MANY = ("btrfs", "zfs", "bcachefs")  # file systems that do not tell all their disks
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Mount:
     point: str
@@ -54,7 +57,7 @@ class UsedDisks:
         self._given = ["/", *(str(folder) for folder in folders if str(folder) and "://" not in str(folder))]
         self._sys, self._proc, self._clock_s = sys_root, proc, clock_s
         self._folders: list[str] | None = None
-        self._opaque = True
+        self._opaque, self._hidden = True, False
         self._used: set[str] = set()
         self._mounted: set[str] = set()
         self._known: set[str] = set()
@@ -82,6 +85,7 @@ class UsedDisks:
         others = [mount for mount in mounts if not mount.point.startswith(_OF_OTHERS)]
         self._mounted |= self._stacks(self._name(mount) for mount in others)
         self._known |= set(_names(self._sys / "class" / "block")) | set(_names(self._sys / "class" / "nvme"))
+        self._hidden = any(mount.kind in _OF_MANY for mount in others)
         self._opaque = len(own) < len(folders) or any(self._is_opaque(mount) for mount in own)
 
     def use(self, device: str) -> Use:
@@ -90,7 +94,7 @@ class UsedDisks:
         name = _NAMESPACE.sub(r"\1\2", device)
         if name in self._used:
             return "used"
-        may_be = self._opaque or name in self._mounted or name not in self._known
+        may_be = self._opaque or self._hidden or name in self._mounted or name not in self._known
         return "maybe" if may_be else "unused"
 
     def _name(self, mount: _Mount) -> str:
@@ -102,7 +106,7 @@ class UsedDisks:
 
     def _is_opaque(self, mount: _Mount) -> bool:
         name = self._name(mount)
-        many = mount.kind in ("btrfs", "zfs", "bcachefs") or name.startswith("loop")
+        many = mount.kind in _OF_MANY or name.startswith("loop")
         return many or not (name or _WITHOUT_DISK.fullmatch(mount.kind))
 
     def _stacks(self, names: Iterable[str]) -> set[str]:

@@ -107,6 +107,13 @@ def test_on_a_file_system_that_hides_its_disks_any_may_be_used(tree, kind):
     assert tree.disks().use("sdx") == "maybe"
 
 
+def test_beside_a_file_system_that_hides_its_disks_none_is_called_unused(tree):
+    assert tree.disks("/data").use("sdx") == "unused"
+    mounts = (tree.proc / "self" / "mountinfo").read_text()
+    tree.mount(mounts + "99 1 0:51 / /tank rw - zfs tank/data rw\n")
+    assert tree.disks("/data").use("sdx") == "maybe"
+
+
 def test_a_disk_that_is_gone_is_remembered(tree):
     now_s = [0.0]
     disks = tree.disks("/data", clock_s=lambda: now_s[0])

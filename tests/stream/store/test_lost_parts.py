@@ -68,6 +68,24 @@ def test_a_part_that_was_merged_into_another_is_there(table, tmp_path, newest):
     assert file.read_text().endswith("y\n")
 
 
+def test_parts_that_a_mutation_has_renamed_are_there(table, tmp_path):
+    (table / "2026_5_9_1_12").mkdir()
+    for part in ("2026_6_6_0", "2026_9_9_0_12"):
+        write(table, f"1\t{part}\ty\n")
+        assert forget_lost_parts(tmp_path) == []
+
+
+def test_a_disk_that_refuses_keeps_nobody_from_the_folder(table, tmp_path, monkeypatch):
+    def full(fd):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    file = write(table, "1\t2026_9_9_0\ty\n")
+    assert forget_lost_parts(tmp_path) == []
+    assert file.read_text() == "1\t2026_9_9_0\ty\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
 @pytest.mark.parametrize("newest", ["2026_5_5_0", "2025_2_2_0"])
 def test_only_the_newest_token_is_taken_back(table, tmp_path, newest):
     file = write(table, f"1\t2026_9_9_0\tx\n1\t{newest}\ty\n")
