@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -14,12 +17,12 @@ import torch
 from pulsetrain.collectors.rank.auto import untraced
 from pulsetrain.collectors.rank.auto.after import call_after
 from pulsetrain.collectors.rank.auto.context import Auto
-from pulsetrain.collectors.rank.auto.wrapping import argument
+from pulsetrain.collectors.rank.auto.wrapping import argument, wrap
 from pulsetrain.collectors.rank.numbers import Number, number
 
 
 class Scale(NamedTuple):
-    """A method `owner.name` of `module` that returns its `argument`, scaled."""
+    """A method `owner.name` of `module` that scales its `argument`, a loss."""
 
     module: str
     owner: str
@@ -32,6 +35,13 @@ SCALES = (
     Scale("deepspeed.runtime.fp16.loss_scaler", "LossScalerBase", "scale_loss", "loss"),
     Scale("megatron.core.optimizer.optimizer", "MegatronOptimizer", "scale_loss", "loss"),
 )
+"""These return the scaled loss."""
+BACKWARDS = (
+    Scale("deepspeed.runtime.fp16.loss_scaler", "LossScalerBase", "backward", "loss"),
+    Scale("deepspeed.runtime.fp16.fused_optimizer", "FP16_Optimizer", "backward", "loss"),
+    Scale("deepspeed.runtime.fp16.unfused_optimizer", "FP16_UnfusedOptimizer", "backward", "loss"),
+)
+"""These scale the loss and go backward from it at once, as in DeepSpeed before `scale_if_loss`."""
 
 
 def install(auto: Auto, losses: Losses) -> None:
@@ -44,6 +54,8 @@ def install(auto: Auto, losses: Losses) -> None:
     scaler.__init__ = watched_init(scaler.__init__, auto, losses)  # type: ignore[method-assign]
     for scale in SCALES:
         auto.imports.when_imported(scale.module, _watch(scale, auto, losses))
+    for scale in BACKWARDS:
+        auto.imports.when_imported(scale.module, _watch_backward(scale, auto, losses))
 
 
 def _watch(scale: Scale, auto: Auto, losses: Losses) -> Callable[[ModuleType], None]:
@@ -59,17 +71,58 @@ def _watch(scale: Scale, auto: Auto, losses: Losses) -> Callable[[ModuleType], N
     return imported
 
 
+def _watch_backward(scale: Scale, auto: Auto, losses: Losses) -> Callable[[ModuleType], None]:
+    def begin(args: tuple[object, ...], kwargs: Mapping[str, object]) -> _Backward | None:
+        try:
+            loss = argument(args, kwargs, 1, scale.argument)
+            return _Backward(span=losses.beginning_from(loss)) if auto.loop.listens else None
+        except Exception:  # noqa: BLE001 - the script must not see our faults
+            auto.handle.fault()
+            return None
+
+    def imported(module: ModuleType) -> None:
+        owner = getattr(module, scale.owner, None)
+        if owner is not None:
+            wrap(owner, scale.name, begin)
+
+    return imported
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Backward:
+    """One call that scales a loss and goes backward from it."""
+
+    span: AbstractContextManager[None]
+
+    def returned(self, result: object) -> None:
+        """It needs nothing."""
+
+    def raised(self) -> None:
+        """It needs nothing."""
+
+
 class Losses:
     """Finds the loss in what a backward pass begins from, and undoes its scale."""
 
     def __init__(self) -> None:
         self._scaled: weakref.ref[torch.Tensor] | None = None
         self._unscaled: torch.Tensor | None = None
+        self._beginning: torch.Tensor | None = None
 
     def remember(self, scaled: object, unscaled: object) -> None:
         """`scaled` was made from `unscaled`. Holds neither the graph nor the scaled tensor."""
         if isinstance(scaled, torch.Tensor) and isinstance(unscaled, torch.Tensor):
             self._scaled, self._unscaled = weakref.ref(scaled), unscaled.detach()
+
+    @contextlib.contextmanager
+    def beginning_from(self, unscaled: object) -> Iterator[None]:
+        """A backward pass inside begins from what is made of `unscaled`."""
+        if isinstance(unscaled, torch.Tensor) and unscaled.numel() == 1:
+            self._beginning = unscaled.detach()
+        try:
+            yield
+        finally:
+            self._beginning = None
 
     def of(self, tensors: object, gradients: object) -> Number | None:
         """Return the loss: a single scalar. None for anything else.
@@ -86,7 +139,9 @@ class Losses:
             return None
         scaled, unscaled = self._scaled, self._unscaled
         self._scaled = self._unscaled = None
-        if unscaled is not None and scaled is not None and scaled() is tensors:
+        if self._beginning is not None:
+            tensors = self._beginning
+        elif unscaled is not None and scaled is not None and scaled() is tensors:
             tensors = unscaled
         if tensors.is_meta or (tensors.is_cuda and torch.cuda.is_current_stream_capturing()):
             return None

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from pulsetrain.collectors.rank.auto import backward, engines
+from pulsetrain.collectors.rank.auto import backward, engines, scales
 
 INPUT = torch.ones(4, 3)
 
@@ -113,6 +113,32 @@ def test_versions_with_other_names_are_left_alone(watched, auto, monkeypatch):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     engines.install(auto)
     backward.install(auto)
+    assert watched.errors == 0
+
+
+class OlderScaler:
+    """As DeepSpeed's before it had `scale_loss`."""
+
+    def backward(self, loss, retain_graph=False):
+        scaled = loss.float() * 65536.0
+        scaled.backward(retain_graph=retain_graph)
+
+
+@pytest.mark.parametrize(("name", "owner"), [scale[:2] for scale in scales.BACKWARDS])
+def test_the_scale_of_a_scaler_that_goes_backward_itself_is_undone(watched, auto, monkeypatch, name, owner):
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    kind = type(owner, (OlderScaler,), {})
+    setattr(sys.modules[name], owner, kind)
+    backward.install(auto)
+    model = nn.Linear(3, 3)
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=1e-9), []
+    for _ in range(3):
+        scaled, plain = (model(INPUT * i).square().mean() for i in (1, 2))
+        kind().backward(scaled)
+        plain.backward()
+        optimizer.step()
+        losses.append(scaled.item() + plain.item())
+    assert recorded(watched, auto) == [(i, pytest.approx(loss)) for i, loss in enumerate(losses)]
     assert watched.errors == 0
 
 
