@@ -31,7 +31,7 @@ TOKEN_SOURCES = ("batch", "embedding")
 OBSERVED = 2
 """The step whose graphs are counted. Caches and shapes have settled by then."""
 MOST_BACKWARDS = 10_000
-"""Backward passes since an optimizer was seen, of which losses are kept."""
+"""Backward passes of one step of which losses are kept."""
 PATIENCE = 3
 """A script that has called `init` is expected to end its steps itself. After so many cycles it is not."""
 
@@ -136,11 +136,12 @@ class TrainingLoop:
 
     @property
     def overfull(self) -> bool:
-        """Whether so many backward passes were not followed by an optimizer that none is seen here.
+        """Whether a step has so many backward passes that it may never end.
 
-        A number on its way from a device holds memory, so no more losses are kept.
+        No optimizer may be seen here, or the script ends its steps itself and has stopped. A number on its
+        way from a device holds memory, so no more losses are kept.
         """
-        return self.since.backwards >= MOST_BACKWARDS
+        return self.done.backwards + self.since.backwards >= MOST_BACKWARDS
 
     def begin_backward(self, loss: Number | None) -> None:
         """A backward pass begins. What was expected before it was the forward pass."""
@@ -153,7 +154,7 @@ class TrainingLoop:
         self._feeds.trained()
         self.since.backwards += 1
         if self.overfull:
-            self.since.losses.clear()
+            self.done.losses, self.since.losses = [], []
         elif loss is not None and "loss" not in self._given and self._is_first_evaluation():
             self.since.losses.append(loss)
         self.segments.confirm("forward")

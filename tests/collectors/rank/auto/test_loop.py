@@ -321,6 +321,23 @@ def test_losses_that_no_optimizer_ever_takes_are_not_kept(watched, auto, model, 
     assert kept == [1, 2, 3, 4, 0, 0, 0, 0]
 
 
+def test_losses_of_a_step_that_the_script_never_ends_are_not_kept(
+    watched, auto, model, optimizer, monkeypatch
+):
+    """It has ended one itself, as in a first phase of its training."""
+    monkeypatch.setattr("pulsetrain.collectors.rank.auto.loop.MOST_BACKWARDS", 5)
+    watched.handle.step()
+    kept = []
+    for (tokens,) in loader(1):
+        loss_of(model, tokens).backward()
+        optimizer.step()
+        kept.append(len(auto.loop.done.losses))
+    assert kept == [1, 2, 3, 4, 0, 0, 0, 0]
+    watched.handle.step()
+    loss_of(model, TOKENS).backward()
+    assert len(auto.loop.since.losses) == 1
+
+
 def test_losses_before_a_step_with_a_closure_belong_to_it(watched, auto, model, optimizer):
     """Lightning accumulates so: only the last batch of a step is inside it."""
     wanted = []
