@@ -30,6 +30,8 @@ SEGMENTS = frozenset(("data", "forward", "backward", "optimizer", "checkpoint", 
 TOKEN_SOURCES = ("batch", "embedding")
 OBSERVED = 2
 """The step whose graphs are counted. Caches and shapes have settled by then."""
+MOST_GRAPHS = 256
+"""Graphs of that step that are counted. Further backward passes are taken to cost as much on average."""
 MOST_BACKWARDS = 10_000
 """Backward passes of one step of which losses are kept."""
 PATIENCE = 3
@@ -106,7 +108,8 @@ class TrainingLoop:
     @property
     def wants_graph(self) -> bool:
         """Whether the graph behind the next backward pass is to be counted. It is, in one early step."""
-        return self._ended_steps == OBSERVED and not self._in_backward and "flops" not in self._given
+        is_observed = self._ended_steps == OBSERVED and len(self._graphs) < MOST_GRAPHS
+        return is_observed and not self._in_backward and "flops" not in self._given
 
     def take_graph(self, graph: GraphCount) -> None:
         """Take what the graph behind a backward pass says."""
@@ -365,10 +368,10 @@ class TrainingLoop:
             self._tokens_per_backward = max(graph.tokens for graph in graphs)
             if self._tokens_per_backward:
                 self.count_tokens("embedding")
-        if len(graphs) == tally.backwards and all(graph.flops for graph in graphs):
-            total = sum(graph.flops for graph in graphs)
+        if len(graphs) == min(tally.backwards, MOST_GRAPHS) and all(graph.flops for graph in graphs):
+            self._flops_per_backward = sum(graph.flops for graph in graphs) / len(graphs)
+            total = self._flops_per_backward * tally.backwards
             self._flops_per_token = total / tally.tokens if tally.tokens else 0.0
-            self._flops_per_backward = total / tally.backwards
 
     def _learn_copied(self, graphs: list[GraphCount]) -> None:
         leaves = {key: numbers for graph in graphs for key, numbers in graph.leaves.items()}

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
+from pulsetrain.collectors.rank.auto import graph
 from pulsetrain.collectors.rank.handle import Handle
 
 TOKENS = torch.arange(64).reshape(8, 8) % 11
@@ -131,6 +132,24 @@ def test_updates_from_a_batch_that_was_fetched_before_have_flops(watched, auto, 
     auto.loop.finish()
     head = 2 * 3 * 2 * 7 * 4 * 11
     assert watched.reader.drain()[1]["flops"].tolist()[3:] == [head] * 5
+
+
+def test_only_the_first_graphs_of_a_step_with_very_many_are_counted(
+    watched, auto, model, optimizer, monkeypatch
+):
+    """As where the script ends a step once per epoch."""
+    monkeypatch.setattr("pulsetrain.collectors.rank.auto.loop.MOST_GRAPHS", 2)
+    counted = []
+    monkeypatch.setattr(graph, "count", lambda roots, count=graph.count: counted.append(1) or count(roots))
+    watched.handle.step()
+    for _ in range(4):
+        for _ in range(5):
+            loss_of(model, TOKENS).backward()
+            optimizer.step()
+        watched.handle.step()
+    assert len(counted) == 2
+    head = 2 * 3 * 8 * 7 * 4 * 11
+    assert watched.reader.drain()[1]["flops"].tolist()[2:] == [5 * head] * 3
 
 
 def test_gradient_accumulation_is_one_step_and_its_losses_add_up(watched, auto, model, optimizer):
