@@ -153,9 +153,7 @@ def _print_traffic(rows: Sequence[JsonObject]) -> None:
 @click.option(
     "--level",
     type=click.Choice(["light", "full"]),
-    default="light",
-    show_default=True,
-    help="With --nodes: how thorough. light takes 10 s, full up to 4 minutes.",
+    help="With --nodes: how thorough, light by default. light takes 10 s, full up to 4 minutes.",
 )
 @click.option(
     "--job",
@@ -173,7 +171,7 @@ def diagnose(
     job: str | None,
     limit_mbit: float,
     nodes: tuple[str, ...],
-    level: str,
+    level: str | None,
     of_job: str,
     hub: HubOptions,
     as_json: bool,
@@ -193,8 +191,12 @@ def diagnose(
     """
     if nodes and job is not None:
         raise UsageError("--links cannot be used with --nodes; use one of them")
+    if not nodes and (of_job or level is not None):
+        raise UsageError(f"{'--job' if of_job else '--level'} goes with --nodes; name the standbys to check")
+    if limit_mbit and job is None:
+        raise UsageError("--limit-mbit goes with --links; name the job")
     if nodes:
-        return _nodes(nodes, level, of_job, hub, as_json=as_json)
+        return _nodes(nodes, level or "light", of_job, hub, as_json=as_json)
     if job is not None:
         return _links(job, limit_mbit, hub, as_json=as_json)
     from pulsetrain.agent.rdma_ends import active_ports, rdma_ends

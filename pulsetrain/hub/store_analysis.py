@@ -125,12 +125,16 @@ class _Said:
             findings(verdicts), now_s=now_s, why_unknown=lambda finding: why_unknown(finding, verdicts)
         )
 
-    def fail(self, group: Group, error: Exception, now_s: float) -> None:
-        """The question raised. After a while that is what is said, beside findings: nothing ended them."""
+    def fail(self, group: Group, error: Exception, now_s: float) -> bool:
+        """The question raised. After a while that is what is said, and whether its findings go on is not
+        known any more. Returns whether that is so."""
         self.failed, self.failing_since_s = True, min(self.failing_since_s, now_s)
-        if now_s - self.failing_since_s >= FAILING_S:
-            why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            self.verdicts = [*findings(self.verdicts), Failed(analyzer=_analysis(group), error=why)]
+        if now_s - self.failing_since_s < FAILING_S:
+            return False
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        self.dedup.look((), now_s=now_s, why_unknown=lambda _: why)
+        self.verdicts = [Failed(analyzer=_analysis(group), error=why)]
+        return True
 
     def answered(self, group: Group, verdicts: Sequence[Verdict] | None) -> Sequence[Verdict] | None:
         """The question was answered: what is said now. None: nothing new."""
@@ -387,8 +391,8 @@ class StoreAnalysis:
         try:
             look = await asyncio.to_thread(records.look, before.job, before.attempt, before.now_ns, [group])
         except Exception as error:
-            said.fail(group, error, began_s)
-            self._tell(job.snapshot(), memory, before.attempt)
+            if said.fail(group, error, began_s):
+                self._report_open(job.snapshot(), memory, before.attempt, ())
             raise
         finally:
             said.looked_s, said.took_s = began_s, self._clock.monotonic_s() - began_s
@@ -405,17 +409,18 @@ class StoreAnalysis:
         self, job: JobSnapshot, memory: _Memory, attempt: int, said: _Said, verdicts: Sequence[Verdict]
     ) -> None:
         """Report what was said now, and what is still open. An answer about an earlier attempt is dropped."""
+        if job.attempt == attempt:
+            new = said.take(verdicts, self._clock.monotonic_s())
+            self._report_open(job, memory, attempt, new)
+
+    def _report_open(self, job: JobSnapshot, memory: _Memory, attempt: int, new: Sequence[Finding]) -> None:
+        """Report what is open, with what begins now, and what every detector said last."""
         if job.attempt != attempt:
             return
-        new = said.take(verdicts, self._clock.monotonic_s())
-        self._sink.report(job.job, SOURCE, new, [f for each in memory.every() for f in each.dedup.current()])
-        self._tell(job, memory, attempt)
-
-    def _tell(self, job: JobSnapshot, memory: _Memory, attempt: int) -> None:
-        """Tell what every detector said last."""
-        if job.attempt == attempt:
-            told = [v for each in memory.every() for v in each.verdicts]
-            self._sink.detectors(job.job, job.attempt, told)
+        current = [f for each in memory.every() for f in each.dedup.current()]
+        self._sink.report(job.job, SOURCE, new, current)
+        told = [v for each in memory.every() for v in each.verdicts]
+        self._sink.detectors(job.job, job.attempt, told)
 
     def _lag(self, job: JobSnapshot, memory: _Memory, newest_step: int) -> Verdict:
         return memory.lag.look(

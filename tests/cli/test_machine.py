@@ -140,7 +140,15 @@ def test_standbys_are_checked_and_one_that_fails_is_status_1(ask, canned_hub, re
     assert json.loads(ask("diagnose", "--nodes", "d", "--json").output) == told
 
 
-def test_links_and_nodes_are_not_asked_for_together(ask, canned_hub):
-    done = ask("diagnose", "--links", "gpt", "--nodes", "d")
-    assert isinstance(done.exception, UsageError)
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--links", "gpt", "--nodes", "d"),
+        ("--job", "gpt"),
+        ("--level", "full"),
+        ("--nodes", "d", "--limit-mbit", "5"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(ask, canned_hub, options):
+    assert isinstance(ask("diagnose", *options).exception, UsageError)
     assert canned_hub.requests == []

@@ -289,8 +289,10 @@ def test_steps_that_are_not_committed_leave_no_files(cluster, tmp_path):
     for step in (10, 20, 30):  # the other rank never comes
         save(c.fds[0], 0, step, world=2)
         wait_until(lambda: not c.services["n0"]._persister._uncommitted)
+    wait_until(lambda: "persist_failed" in [kind for kind, _ in c.events("n0")])
+    wait_until(lambda: not c.services["n0"]._persister._uncommitted)
     wait_until(lambda: not list(tmp_path.rglob("*.pack")))
-    assert Checkpoints(open_storage(str(tmp_path)), "j").steps() == []
+    wait_until(lambda: Checkpoints(open_storage(str(tmp_path)), "j").steps() == [])
 
 
 def test_a_durable_save_that_rank_0_gives_up_does_not_keep_its_slot_for_ever(cluster, tmp_path):
