@@ -277,10 +277,17 @@ class ProcessImages:
         return size, kept.new_bytes
 
     def _refuse_without_room(self, pids: Iterable[int]) -> None:
-        memory = [image_room.memory_bytes(process.pid for process in _tree(pid)) for pid in pids]
+        """Where only the last image's pages are in the way, they go. Raises `Unavailable`."""
+        memory = [image_room.memory_of(process.pid for process in _tree(pid)) for pid in pids]
         data = self._folder.parent
         data.mkdir(parents=True, exist_ok=True)
-        image_room.refuse_without_room(data, memory, self._blocks.disk_bytes())
+        try:
+            image_room.refuse_without_room(data, memory)
+        except Unavailable:
+            if not self._blocks.disk_bytes():
+                raise
+            self._forget_pages()
+            image_room.refuse_without_room(data, memory)
 
     def _dump_one(self, pid: int, process: str, folder: Path) -> None:
         folder.mkdir()

@@ -220,13 +220,30 @@ def test_no_process_is_stopped_for_an_image_that_the_disk_has_no_room_for(tmp_pa
     made = ProcessImages(tmp_path, run=lambda *command: begun.append(command) or (0, ""))
     made.lacks = ""
     small = shutil.disk_usage(tmp_path)._replace(total=10**9, free=int(51e6))
-    monkeypatch.setattr(image_room, "memory_bytes", lambda pids: len([*pids]) * 10**6)
+    monkeypatch.setattr(image_room, "memory_of", lambda pids: image_room.Memory(*[len([*pids]) * 10**6] * 2))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: small)
     monkeypatch.setattr(process_images, "stop", begun.append)
     with pytest.raises(Unavailable, match=r"it may take 0\.0 GB, and .* has 0\.1 GB free"):
         made.dump("one", 3, dict(zip(("rank_0", "rank_1"), trees, strict=True)), {})
     assert not begun
     assert nothing_is_left(tmp_path)
+
+
+def test_pages_of_the_last_image_go_first_where_the_disk_is_short(tmp_path, sleeper, monkeypatch):
+    made = images(tmp_path)
+    dump(made, sleeper)
+    kept = made._blocks.disk_bytes()
+    disk = shutil.disk_usage(tmp_path)._replace(total=1000)
+    needed = image_room.Memory(kept, kept)
+
+    def usage(_):
+        return disk._replace(free=50 + 3 * kept - made._blocks.disk_bytes())
+
+    monkeypatch.setattr(image_room, "memory_of", lambda pids: needed)
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    assert kept
+    assert dump(made, sleeper).new_bytes > 0
+    assert made.keeps("one")
 
 
 def test_what_an_agent_that_was_killed_has_left_is_removed_and_a_whole_image_stays(tmp_path, sleeper):
