@@ -137,8 +137,8 @@ class Commands:
     """Carries out commands.
 
     A command that ends ranks overtakes one that launches them: each begins a new epoch, and a launch whose
-    epoch has passed gives up. `environ` is what the ranks have, `gpus` the UUIDs of the GPUs that they may
-    use, empty where that is not known.
+    epoch has passed gives up. `environ` is what the ranks have, `gpus` gives the UUIDs of the GPUs that they
+    may use as of now, none where that is not known.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Commands:
         settings: SettingsKeeper | None = None,
         replays: ReplayRanks | None = None,
         port_speed: Callable[[str], float] = speed_of_address,
-        gpus: Sequence[str] = (),
+        gpus: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._node, self._checkpoints = node, checkpoints
         self._environ = {} if environ is None else environ
@@ -169,7 +169,7 @@ class Commands:
         self._stores: dict[str, int] = {}
         self._checks = CheckCommands()
         self._replays = replays or ReplayRanks()
-        self._port_speed, self._gpus = port_speed, list(gpus)
+        self._port_speed, self._gpus = port_speed, gpus
 
     @property
     def restoring(self) -> Start | None:
@@ -494,7 +494,8 @@ class Commands:
                 return self._checks.arithmetic(zygote, command)
 
     def _self_check(self, check: SelfCheck) -> JsonObject:
-        kwargs: JsonObject = {"seconds": check.seconds} | ({"gpus": self._gpus} if self._gpus else {})
+        gpus = list(self._gpus())
+        kwargs: JsonObject = {"seconds": check.seconds} | ({"gpus": gpus} if gpus else {})
         timeout_s = check.seconds + SELF_CHECK_MARGIN_S
         if check.whole_node:
             kwargs |= {"whole_node": True, "timeout_s": check.group_timeout_s}

@@ -132,7 +132,7 @@ class Node:
             images=parts.images,
             environ=parts.environ,
             replays=parts.replays,
-            gpus=parts.machine.usable,
+            gpus=lambda: parts.machine.usable,
         )
         self._heartbeats = HeartbeatSender(
             identity, self._state, (self.link.send_heartbeat, parts.recorder.heartbeat)
