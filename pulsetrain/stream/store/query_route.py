@@ -19,6 +19,7 @@ from anyio import CapacityLimiter, to_thread
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from pulsetrain.core.errors import Unavailable, UsageError
 from pulsetrain.protocol.access import is_authorized
@@ -39,17 +40,25 @@ _QUERY_ID = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 _MOST_FIELDS = 200
 _MOST_AT_ONCE = 8
 """Statements that run at the same time, on threads of their own: those of ingest stay free."""
+_HELD_BYTES = 4 << 30
 
 
 class QueryRoute:
     """Answers statements with `reader`. `refused` names functions that may not be called. `asked` hears of
-    each statement before it runs."""
+    each statement before it runs. While results of `most_held` bytes are on their way to clients, no further
+    statement runs."""
 
     def __init__(
-        self, reader: Reader, refused: frozenset[str], token: str, asked: Callable[[], None] = lambda: None
+        self,
+        reader: Reader,
+        refused: frozenset[str],
+        token: str,
+        asked: Callable[[], None] = lambda: None,
+        most_held: int = _HELD_BYTES,
     ) -> None:
         self._reader, self._refused, self._token, self._asked = reader, refused, token, asked
         self._threads = CapacityLimiter(_MOST_AT_ONCE)
+        self._most_held, self._held = most_held, 0
 
     async def answer(self, request: Request) -> Response:
         """Run one statement and return its result or its error."""
@@ -66,16 +75,45 @@ class QueryRoute:
             sql = check(sql, self._refused)
             output_format = _format(sql, request)
             params = {k[6:]: v for k, v in fields.items() if k.startswith("param_")}
-            result = await to_thread.run_sync(
-                self._reader.read, sql, params, output_format, limiter=self._threads
-            )
+            result = await to_thread.run_sync(self._read, sql, params, output_format, limiter=self._threads)
         except UsageError as error:
             return _error(_READONLY, "READONLY", str(error), query_id)
         except QueryFailed as error:
             return _failed(error.code, str(error), query_id)
         except Unavailable as error:
             return _error(_TOO_MANY_QUERIES, "TOO_MANY_SIMULTANEOUS_QUERIES", str(error), query_id)
-        return _response(result, output_format, query_id, _encoding(request))
+        return self._counted(_response(result, output_format, query_id, _encoding(request)))
+
+    def _read(self, sql: str, params: Mapping[str, str], output_format: str) -> QueryResult:
+        """Run a statement, on a thread of its own. Raises `QueryFailed` or `Unavailable`."""
+        if self._held >= self._most_held:
+            raise Unavailable(f"results of {self._held} bytes are still being sent; try again")
+        return self._reader.read(sql, params, output_format)
+
+    def _counted(self, response: Response) -> Response:
+        """The response. Its bytes count as held until it is sent, or its client is gone."""
+        size = len(response.body)
+        self._held += size
+        return _Counted(response, lambda: self._let_go(size))
+
+    def _let_go(self, size: int) -> None:
+        self._held -= size
+
+
+class _Counted(Response):
+    """A response that says when it is sent, or its client is gone."""
+
+    def __init__(self, response: Response, done: Callable[[], None]) -> None:
+        super().__init__(response.body, response.status_code)
+        self.raw_headers = response.raw_headers
+        self._done = done
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._done()
 
 
 async def _statement(request: Request) -> tuple[str, Mapping[str, str]]:

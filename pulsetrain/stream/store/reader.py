@@ -42,6 +42,18 @@ class ReaderConfig:
     max_result_bytes: int = 1 << 30
     """A statement whose result is larger is ended: the hub holds results whole."""
 
+    @classmethod
+    def of_memory(cls, total: int | None) -> ReaderConfig:
+        """Limits for a process that may use `total` bytes: 1/8 of them for a statement, 1/32 for its result.
+        None: nobody knows how many."""
+        if total is None:
+            return cls()
+        most = cls()
+        return cls(
+            max_memory_bytes=min(most.max_memory_bytes, total // 8),
+            max_result_bytes=min(most.max_result_bytes, total // 32),
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class QueryResult:

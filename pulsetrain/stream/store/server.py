@@ -23,6 +23,7 @@ from starlette.routing import BaseRoute, Route
 
 from pulsetrain.core.clock import Clock, SystemClock
 from pulsetrain.core.errors import CorruptData, PulsetrainError, SchemaMismatch, UsageError
+from pulsetrain.core.memory_total import memory_total
 from pulsetrain.protocol.access import is_authorized
 from pulsetrain.records.batch import Batch, decode
 from pulsetrain.stream.queries.storage import outside_functions
@@ -83,7 +84,8 @@ def routes(
     pace = pace or NoRest()
     intake = intake or _start_intake(store, journal, clock or SystemClock())
     refused = frozenset(map(str, outside_functions(store).column("name").to_pylist()))
-    query = QueryRoute(store.reader(ReaderConfig()), refused, token, pace.looked)
+    limits = ReaderConfig.of_memory(memory_total())
+    query = QueryRoute(store.reader(limits), refused, token, pace.looked, 4 * limits.max_result_bytes)
 
     async def ingest(request: Request) -> Response:
         if not is_authorized(request, token):

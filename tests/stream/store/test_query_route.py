@@ -62,8 +62,8 @@ class BlockedReader(FakeReader):
 class Client:
     """Calls the route without a network. The content of a response is as it was sent."""
 
-    def __init__(self, reader):
-        route = QueryRoute(reader, frozenset({"url"}), "secret")
+    def __init__(self, reader, **limits):
+        route = QueryRoute(reader, frozenset({"url"}), "secret", **limits)
         self.app = Starlette(routes=[Route("/", route.answer, methods=["GET", "POST"])])
 
     def get(self, url, **request):
@@ -244,3 +244,36 @@ def test_slow_statements_leave_the_threads_of_ingest_free():
     stored, answers = asyncio.run(ask())
     assert stored == "stored"
     assert {answer.status_code for answer in answers} == {200}
+
+
+def test_no_statement_runs_while_results_fill_the_memory(reader):
+    """A client that reads slowly keeps its result in the hub."""
+    client = Client(reader, most_held=len(reader.body))
+    scope = {
+        "type": "http", "method": "GET", "path": "/", "query_string": b"query=SELECT+1",
+        "headers": [(b"authorization", b"Bearer secret")],
+    }  # fmt: skip
+
+    async def slow():
+        sent, read_on = asyncio.Event(), asyncio.Event()
+
+        async def send(message):
+            if message["type"] == "http.response.body":
+                sent.set()
+                await read_on.wait()
+
+        first = asyncio.create_task(client.app(scope, _no_body, send))
+        await sent.wait()
+        meanwhile = await client._send("GET", "/?query=SELECT 1")
+        read_on.set()
+        await first
+        return meanwhile, await client._send("GET", "/?query=SELECT 1")
+
+    meanwhile, after = asyncio.run(slow())
+    assert meanwhile.headers["X-ClickHouse-Exception-Code"] == "202"
+    assert "still being sent" in meanwhile.text
+    assert (after.status_code, after.content) == (200, b"1\n")
+
+
+async def _no_body():
+    return {"type": "http.request", "body": b"", "more_body": False}

@@ -20,6 +20,15 @@ def http_reader(handler):
     return made
 
 
+@pytest.mark.parametrize(
+    ("total", "memory", "result"),
+    [(None, 4 << 30, 1 << 30), (8 << 30, 1 << 30, 256 << 20), (1 << 40, 4 << 30, 1 << 30)],
+)
+def test_the_limits_of_a_statement_fit_the_memory(total, memory, result):
+    limits = ReaderConfig.of_memory(total)
+    assert (limits.max_memory_bytes, limits.max_result_bytes) == (memory, result)
+
+
 def test_a_statement_goes_to_the_server_read_only_and_limited():
     seen = []
 
