@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,9 +10,14 @@ from typing import Protocol
 
 from kafka import TopicPartition
 
+from pulsetrain.core.errors import CorruptData
+from pulsetrain.records.ipc_size import unpacked_bytes
+
 MOST_BYTES = 32 << 20
-"""Bytes of messages that one insert takes of a partition. They are compressed: their texts may be 50 times as
-large, and Arrow takes no more than 2 GiB of one column."""
+"""Bytes of messages that one insert takes of a partition, as they come."""
+MOST_UNPACKED_BYTES = 256 << 20
+"""Bytes that they may need unpacked: compressed texts may be 50 times as large. The hub's inserts have this
+bound too."""
 _ANNOUNCED = "to "
 
 
@@ -113,12 +117,19 @@ class PartitionBuffer:
     def _first(self, rows: int) -> list[Message]:
         """As many messages as hold `rows` rows: what is inserted at once is what memory is needed for.
 
-        Of long texts there are fewer: `MOST_BYTES`.
+        Of long texts there are fewer: `MOST_BYTES`, `MOST_UNPACKED_BYTES`. The first message is always taken.
         """
-        before = itertools.accumulate((rows_of(m) for m in self.messages), initial=0)
-        size_bytes = itertools.accumulate((len(m.value or b"") for m in self.messages), initial=0)
-        held = zip(self.messages, before, size_bytes, strict=False)
-        return [m for m, of_rows, of_bytes in held if of_rows < rows and of_bytes < MOST_BYTES]
+        taken: list[Message] = []
+        held = size = unpacked = 0
+        for message in self.messages:
+            if taken and (held >= rows or size >= MOST_BYTES):
+                break
+            unpacked += _unpacked(message)
+            if taken and unpacked > MOST_UNPACKED_BYTES:
+                break
+            taken.append(message)
+            held, size = held + rows_of(message), size + len(message.value or b"")
+        return taken
 
 
 def due(
@@ -126,20 +137,21 @@ def due(
 ) -> list[OffsetRange]:
     """What the next insert batch holds: of buffers that hold `rows` rows or have waited `linger_s`.
 
-    The longest wait goes first, until about `rows` rows are together.
+    The longest wait goes first, until about `rows` rows or `MOST_UNPACKED_BYTES` are together.
     """
     waiting = sorted(
         ((p, b) for p, b in buffers.items() if b.rows >= rows or now_s - b.since_s >= linger_s),
         key=lambda item: item[1].since_s,
     )
     taken: list[OffsetRange] = []
-    together = 0
+    together = unpacked = 0
     for partition, buffer in waiting:
         messages = buffer.ready(rows - together if buffer.repeat_until < 0 else rows)
         if messages:
             taken.append(OffsetRange(partition, messages))
             together += taken[-1].rows
-        if together >= rows:
+            unpacked += sum(map(_unpacked, messages))
+        if together >= rows or unpacked >= MOST_UNPACKED_BYTES:
             break
     return taken
 
@@ -154,6 +166,15 @@ def rows_of(message: Message) -> int:
     """How many rows a message says it holds; 1 for one that does not say."""
     stated = dict(message.headers or []).get("rows", b"")
     return int(stated) if stated.isdigit() else 1
+
+
+def _unpacked(message: Message) -> int:
+    """Bytes of a message without its compression. One that cannot be read counts as it is."""
+    value = message.value or b""
+    try:
+        return unpacked_bytes(value)
+    except CorruptData:
+        return len(value)
 
 
 def oldest_age_s(waiting: Iterable[Sequence[Message]], now_ns: int) -> float:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka import TopicPartition
 
+from pulsetrain.records.batch import encode
 from pulsetrain.stream.kafka import partition_buffer
 from pulsetrain.stream.kafka.partition_buffer import (
     OffsetRange,
@@ -18,6 +19,7 @@ from pulsetrain.stream.kafka.partition_buffer import (
     oldest_age_s,
 )
 from tests.stream.kafka import fakes
+from tests.stream.rows import table
 
 
 def message(offset, rows=10, value=b""):
@@ -67,6 +69,19 @@ def test_a_range_is_bounded_in_bytes_too_but_takes_a_single_message(monkeypatch)
         taken.append(offsets(messages))
         made.take(messages, 0.0)
     assert taken == [[0, 1], [2, 3]]
+
+
+def test_a_range_is_bounded_by_what_its_messages_need_unpacked(monkeypatch):
+    value = encode("logs", table("logs", 1, message="a" * 10_000), source="n", first_row=0)
+    assert len(value) < 8_000  # compressed
+    monkeypatch.setattr(partition_buffer, "MOST_UNPACKED_BYTES", 25_000)
+    made = PartitionBuffer()
+    made.add([message(i, value=value) for i in range(3)], 0.0)
+    assert offsets(made.ready(1000)) == [0, 1]
+    monkeypatch.setattr(partition_buffer, "MOST_UNPACKED_BYTES", 1)
+    assert offsets(made.ready(1000)) == [0]
+    buffers = {TopicPartition("t", i): made for i in range(3)}
+    assert len(due(buffers, 9.0, rows=1000, linger_s=1.0)) == 1
 
 
 def test_an_announced_range_whose_last_message_was_compacted_away_ends_at_the_next_message():
