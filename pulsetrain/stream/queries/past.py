@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from pulsetrain.stream.queries.queryable import Queryable
+from pulsetrain.stream.queries.queryable import OneThread, Queryable
 
 
 def recorded_findings(
@@ -45,25 +46,29 @@ def stored_jobs(store: Queryable, *, limit: int = 50) -> pa.Table:
     step began), ranks. Of a job without any step: the newest attempt that was started, -1 for its steps, when
     that was, and the ranks that have a place.
     """
-    return store.query(
-        """
-        SELECT * FROM (
-            SELECT job, attempt, min(step) AS first_step, max(step) AS last_step,
-                   toUnixTimestamp64Nano(max(start)) AS last_ns, uniq(rank) AS ranks
-            FROM steps
-            WHERE (job, attempt) IN (SELECT job, max(attempt) FROM steps GROUP BY job)
-            GROUP BY job, attempt
-            UNION ALL
-            SELECT job, started.attempt, toInt64(-1), toInt64(-1), started.last_ns, placed.ranks FROM (
-                SELECT job, max(attempt) AS attempt, toUnixTimestamp64Nano(max(ts)) AS last_ns
-                FROM events
-                WHERE kind = 'attempt_started' AND job NOT IN (SELECT DISTINCT job FROM steps)
-                GROUP BY job) AS started
-            LEFT JOIN (SELECT job, uniq(rank) AS ranks FROM topology GROUP BY job) AS placed USING (job))
-        ORDER BY last_ns DESC, job LIMIT {limit:Int64}
-        """,
-        {"limit": limit},
-    )
+    one = OneThread(store)
+    jobs = one.query(_WITH_STEPS)
+    others = one.query(_STARTED)
+    is_known = pc.is_in(others.column("job"), value_set=jobs.column("job"))
+    jobs = pa.concat_tables([jobs, others.filter(pc.invert(is_known)).cast(jobs.schema)])
+    return jobs.sort_by([("last_ns", "descending"), ("job", "ascending")]).slice(0, limit)
+
+
+_WITH_STEPS = """
+    SELECT job, attempt, min(step) AS first_step, max(step) AS last_step,
+           toUnixTimestamp64Nano(max(start)) AS last_ns, uniq(rank) AS ranks
+    FROM steps GROUP BY job, attempt ORDER BY job, attempt DESC LIMIT 1 BY job
+"""
+"""One pass over the largest table, on one thread: the hub asks it while jobs run."""
+
+_STARTED = """
+    SELECT job, started.attempt AS attempt, toInt64(-1) AS first_step, toInt64(-1) AS last_step,
+           started.last_ns AS last_ns, placed.ranks AS ranks
+    FROM (
+        SELECT job, max(attempt) AS attempt, toUnixTimestamp64Nano(max(ts)) AS last_ns
+        FROM events WHERE kind = 'attempt_started' GROUP BY job) AS started
+    LEFT JOIN (SELECT job, uniq(rank) AS ranks FROM topology GROUP BY job) AS placed USING (job)
+"""
 
 
 def job_ends(store: Queryable) -> pa.Table:

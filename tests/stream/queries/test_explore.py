@@ -232,6 +232,28 @@ def test_jobs_that_do_not_run(store):
     assert [node["node"] for node in past.gone_nodes(store, "gpt").to_pylist()] == ["node-1"]
 
 
+def test_jobs_are_looked_up_by_one_reading_of_the_steps_on_one_thread(store):
+    asked = []
+
+    class Noted:
+        def query(self, sql, params=None):
+            asked.append(sql)
+            return store.query(sql, params)
+
+    assert past.stored_jobs(Noted()).num_rows == 1
+    assert sum(sql.count("FROM steps") for sql in asked) == 1
+    assert all(sql.endswith("SETTINGS max_threads = 1") for sql in asked)
+
+
+def test_a_job_without_steps_is_on_record_as_it_started(store):
+    begun = {"ts": NOW - 5 * S, "job": "stepless", "attempt": 2, "kind": "attempt_started", "detail": "{}"}
+    store.insert("events", table("events", [begun]))
+    newest, older = past.stored_jobs(store).to_pylist()
+    assert (newest["job"], newest["attempt"], newest["last_step"]) == ("stepless", 2, -1)
+    assert (newest["last_ns"], older["job"]) == (NOW - 5 * S, "gpt")
+    assert past.stored_jobs(store, limit=1).num_rows == 1
+
+
 def test_findings_are_recalled_by_age_and_all_of_jobs_that_run_or_are_recordings(store):
     def found(job, age_s, **changes):
         row = {"ts": NOW - age_s * S, "job": job, "kind": f"{job}-{age_s}", "evidence": "{}"}
