@@ -186,7 +186,7 @@ class ExactlyOnceWriter:
         new_rows = tuple(sum(c.rows.end - c.rows.first for c in each) for each in claims)
         ranges = [c.rows for each in claims for c in each]
         return PreparedInsert(
-            group=encode_group(record, token, ranges, table),
+            group=encode_group(record, token, ranges, table, _kept(ranges, quarantined)),
             claims=tuple(c for each in claims for c in each),
             quarantined=quarantine.table(quarantined) if quarantined else None,
             quarantined_rows=sum(each.rows.num_rows for each in quarantined),
@@ -216,6 +216,18 @@ class ExactlyOnceWriter:
             metrics.quarantined.labels(record).inc(prepared.quarantined_rows)
             names = sorted(prepared.sources)
             log.warning("rows_quarantined", record=record, rows=prepared.quarantined_rows, source=names[0])
+
+
+def _kept(ranges: Sequence[RowRange], quarantined: Sequence[quarantine.Quarantined]) -> Sequence[RowRange]:
+    """What of the ranges does not go to the quarantine."""
+    if not quarantined:
+        return ranges
+    runs = {(each.source, each.first_row): each.kept for each in quarantined}
+    return [
+        RowRange(source=r.source, first=first, end=end)
+        for r in ranges
+        for first, end in runs.get((r.source, r.first), ((r.first, r.end),))
+    ]
 
 
 def _piece(batch: Batch, rows: RowRange) -> quarantine.Piece:

@@ -7,7 +7,7 @@ a journal keeps. What the group is (record, token, row ranges) stands in the met
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -30,7 +30,8 @@ class RowRange:
 class InsertGroup:
     """`data` holds `rows` rows as an Arrow IPC stream. `ranges` say whose rows are stored by its insert.
 
-    The ranges may hold more rows than `data`: rows that went to the quarantine count as stored.
+    The ranges may hold more rows than `data`: rows that went to the quarantine count as stored. `kept` are
+    those of `data`, in its order. Empty: a group of an older version does not say.
     """
 
     record: str
@@ -39,16 +40,26 @@ class InsertGroup:
     ranges: tuple[RowRange, ...]
     rows: int
     data: bytes = field(repr=False)
+    kept: tuple[RowRange, ...] = ()
 
 
-def encode_group(record: str, token: str, ranges: Sequence[RowRange], table: pa.Table) -> InsertGroup:
-    """The group of `table`'s rows."""
-    identity = {
+def encode_group(
+    record: str,
+    token: str,
+    ranges: Sequence[RowRange],
+    table: pa.Table,
+    kept: Sequence[RowRange] | None = None,
+) -> InsertGroup:
+    """The group of `table`'s rows, which are those of `kept`. None: those of `ranges`."""
+    kept = ranges if kept is None else kept
+    identity: dict[str, object] = {
         "record": record,
         "token": token,
         "shares": [(r.source, r.first, r.end) for r in ranges],
         "rows": table.num_rows,
     }
+    if list(kept) != list(ranges):
+        identity["kept"] = [(r.source, r.first, r.end) for r in kept]
     metadata = {_METADATA: json.dumps(identity).encode()}
     table = table.unify_dictionaries().combine_chunks().replace_schema_metadata(metadata)
     sink = pa.BufferOutputStream()
@@ -61,28 +72,28 @@ def encode_group(record: str, token: str, ranges: Sequence[RowRange], table: pa.
         ranges=tuple(ranges),
         rows=table.num_rows,
         data=sink.getvalue().to_pybytes(),
+        kept=tuple(kept),
     )
 
 
 def part_of(group: InsertGroup, wanted: Sequence[RowRange]) -> InsertGroup | None:
     """The group with only the rows of `wanted`, which lie in its ranges, under its token.
 
-    None where it is not known which rows those are: some rows of the group went to the quarantine.
+    None where it is not known which rows those are: an older version has not noted which of them went to the
+    quarantine.
     """
-    if sum(r.end - r.first for r in group.ranges) != group.rows:
+    if sum(r.end - r.first for r in group.kept) != group.rows:
         return None
-    begins, begin = [], 0
-    for rows in group.ranges:
-        begins.append((rows, begin))
-        begin += rows.end - rows.first
     table = pa.ipc.open_stream(group.data).read_all()
-    pieces = [
-        table.slice(begin + part.first - rows.first, part.end - part.first)
-        for part in wanted
-        for rows, begin in begins
-        if rows.source == part.source and rows.first <= part.first and part.end <= rows.end
-    ]
-    return encode_group(group.record, group.token, wanted, pa.concat_tables(pieces))
+    pieces, kept, begin = [table.slice(0, 0)], [], 0
+    for rows in group.kept:
+        for part in wanted:
+            first, end = max(rows.first, part.first), min(rows.end, part.end)
+            if rows.source == part.source and first < end:
+                pieces.append(table.slice(begin + first - rows.first, end - first))
+                kept.append(RowRange(source=rows.source, first=first, end=end))
+        begin += rows.end - rows.first
+    return encode_group(group.record, group.token, wanted, pa.concat_tables(pieces), kept)
 
 
 def decode_group(data: bytes) -> InsertGroup:
@@ -90,13 +101,20 @@ def decode_group(data: bytes) -> InsertGroup:
     try:
         schema = pa.ipc.open_stream(data).schema
         identity = json.loads((schema.metadata or {})[_METADATA])
+        ranges, rows = _ranges(identity["shares"]), int(identity["rows"])
+        is_whole = sum(r.end - r.first for r in ranges) == rows
         return InsertGroup(
             record=identity["record"],
             token=identity["token"],
             columns=tuple(schema.names),
-            ranges=tuple(RowRange(source=s, first=f, end=e) for s, f, e in identity["shares"]),
-            rows=int(identity["rows"]),
+            ranges=ranges,
+            rows=rows,
             data=data,
+            kept=ranges if is_whole else _ranges(identity.get("kept", ())),
         )
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         raise CorruptData(f"not a group of rows: {error}") from error
+
+
+def _ranges(noted: Iterable[tuple[str, int, int]]) -> tuple[RowRange, ...]:
+    return tuple(RowRange(source=s, first=f, end=e) for s, f, e in noted)

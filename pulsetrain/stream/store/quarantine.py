@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import cast
@@ -43,12 +44,16 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Quarantined:
-    """Rows of one piece that are not stored with their record. `first_row` is that of the piece."""
+    """Rows of one piece that are not stored with their record. `first_row` is that of the piece.
+
+    `kept` are the numbers of the piece's other rows: (first, end) of each run.
+    """
 
     record: str
     source: str
     first_row: int
     rows: pa.Table
+    kept: tuple[tuple[int, int], ...] = ()
 
 
 def separate(record: str, pieces: Sequence[Piece], now_ns: int) -> tuple[list[pa.Table], list[Quarantined]]:
@@ -59,20 +64,32 @@ def separate(record: str, pieces: Sequence[Piece], now_ns: int) -> tuple[list[pa
         return tables, []
     kept, quarantined = [], []
     for piece in pieces:
-        good, odd = _split(record, piece.rows, now_ns)
-        kept.append(good)
-        if odd.num_rows:
-            quarantined.append(
-                Quarantined(record=record, source=piece.source, first_row=piece.first_row, rows=odd)
+        plausible = _plausible(record, piece.rows, now_ns)
+        if plausible is None:
+            kept.append(piece.rows)
+            continue
+        kept.append(piece.rows.filter(plausible))
+        quarantined.append(
+            Quarantined(
+                record=record,
+                source=piece.source,
+                first_row=piece.first_row,
+                rows=piece.rows.filter(pc.invert(plausible)),
+                kept=_runs(plausible.to_pylist(), piece.first_row),
             )
+        )
     return kept, quarantined
 
 
-def _split(record: str, rows: pa.Table, now_ns: int) -> tuple[pa.Table, pa.Table]:
-    plausible = _plausible(record, rows, now_ns)
-    if plausible is None:
-        return rows, rows.slice(0, 0)
-    return rows.filter(plausible), rows.filter(pc.invert(plausible))
+def _runs(wanted: Iterable[bool], first: int) -> tuple[tuple[int, int], ...]:
+    """The runs of what is wanted, numbered from `first`."""
+    runs = []
+    for is_wanted, run in itertools.groupby(wanted):
+        end = first + sum(1 for _ in run)
+        if is_wanted:
+            runs.append((first, end))
+        first = end
+    return tuple(runs)
 
 
 def _plausible(record: str, rows: pa.Table, now_ns: int) -> ArrowColumn | None:

@@ -158,10 +158,10 @@ def test_impossible_times_go_aside_and_count_as_stored():
 def test_a_range_that_no_insert_can_hold_is_halved_and_costs_no_other_message(monkeypatch):
     encode_group = exactly_once.encode_group
 
-    def overflowing(record, token, ranges, rows):
+    def overflowing(record, token, ranges, *rows):
         if sum(each.end - each.first for each in ranges) > 8 or any(r.source == "n9/1" for r in ranges):
             raise pa.ArrowInvalid("offset overflow")
-        return encode_group(record, token, ranges, rows)
+        return encode_group(record, token, ranges, *rows)
 
     monkeypatch.setattr(exactly_once, "encode_group", overflowing)
     unreadable, store = [], Store()

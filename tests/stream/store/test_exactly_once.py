@@ -165,6 +165,24 @@ def test_only_what_another_hub_has_not_stored_of_a_group_is_inserted(store, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_group_with_quarantined_rows_is_stored_once_too(store, tmp_path):
+    killed = writer(store, tmp_path)
+    store.fails = "before"
+    prepared = killed.prepare(
+        "steps", [batch(0, 5, "a", start=[DAY, 0, DAY, DAY, DAY]), batch(0, 3, "b")], "old"
+    )
+    with pytest.raises(Unavailable):
+        killed.insert(prepared)
+    Journal(tmp_path).write(prepared.group)
+    store.fails = ""
+    other = writer(store)
+    write(other, batch(0, 3, "a", start=[DAY, 0, DAY]), token="new")
+    other.save_ranges()
+    writer(store, tmp_path)
+    assert sorted(store.rows) == sorted([0, 2, 3, 4, *range(3)])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_part_of_a_group_whose_insert_has_happened_is_not_stored_again(store, tmp_path):
     killed = writer(store, tmp_path)
     write(killed, batch(0, 5, "a"), batch(0, 10, "b"), token="old")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.core.errors import CorruptData
-from pulsetrain.stream.store.insert_group import RowRange, decode_group, encode_group
+from pulsetrain.stream.store.insert_group import RowRange, decode_group, encode_group, part_of
 from tests.stream.rows import table
 
 RANGES = [RowRange(source="n/1", first=3, end=5), RowRange(source="ü/2", first=0, end=1)]
@@ -36,6 +36,27 @@ def test_rows_that_went_elsewhere_leave_an_empty_group_with_their_ranges():
 def test_the_same_rows_under_the_same_token_are_the_same_bytes():
     first, second = (encode_group("steps", "t", RANGES, table("steps", 3)) for _ in range(2))
     assert first.data == second.data
+
+
+def test_a_part_has_the_rows_that_did_not_go_to_the_quarantine():
+    """Of n/1 rows 3 to 8, row 4 went there, of ü/2 row 0."""
+    whole = [RowRange(source="n/1", first=3, end=8), RowRange(source="ü/2", first=0, end=2)]
+    kept = [
+        RowRange(source="n/1", first=3, end=4),
+        RowRange(source="n/1", first=5, end=8),
+        RowRange(source="ü/2", first=1, end=2),
+    ]
+    group = decode_group(encode_group("steps", "t", whole, table("steps", 5), kept).data)
+    wanted = [RowRange(source="n/1", first=4, end=7), RowRange(source="ü/2", first=0, end=1)]
+    part = part_of(group, wanted)
+    assert pa.ipc.open_stream(part.data).read_all().to_pylist() == table("steps", 5).slice(1, 2).to_pylist()
+    assert part.ranges == tuple(wanted)
+    assert decode_group(part.data).kept == (RowRange(source="n/1", first=5, end=7),)
+
+
+def test_a_group_that_does_not_say_which_rows_went_to_the_quarantine_has_no_part():
+    group = decode_group(encode_group("steps", "t", RANGES, table("steps", 2), []).data)
+    assert part_of(group, RANGES[:1]) is None
 
 
 @given(st.binary(max_size=200) | st.integers(0, 400))

@@ -145,10 +145,10 @@ def test_a_batch_that_no_insert_can_hold_does_not_hold_up_the_others(
 ):
     encode_group = exactly_once.encode_group
 
-    def overflowing(record, token, ranges, rows):
+    def overflowing(record, token, ranges, *rows):
         if any(each.source == "bad" for each in ranges):
             raise error
-        return encode_group(record, token, ranges, rows)
+        return encode_group(record, token, ranges, *rows)
 
     monkeypatch.setattr(exactly_once, "encode_group", overflowing)
     intake = Intake(store, tmp_path, StillClock())
