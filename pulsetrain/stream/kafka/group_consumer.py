@@ -87,10 +87,11 @@ class GroupConsumer:
         self._changed = False
         return change
 
-    def announced_end(self, partition: TopicPartition) -> int:
-        """Where the range ends whose insert was announced and not yet committed as done; -1: none."""
+    def announced(self, partition: TopicPartition) -> tuple[int, int]:
+        """Where the range begins and ends whose insert was announced and not yet committed as done. An end of
+        -1: none was."""
         committed = self._consumer.committed(partition, metadata=True)
-        return announced_end(committed.metadata) if committed else -1
+        return (int(committed.offset), announced_end(committed.metadata)) if committed else (-1, -1)
 
     def commit(self, done: Mapping[TopicPartition, int], announced: Sequence[OffsetRange]) -> bool:
         """Commit up to where partitions are done, and which ranges are inserted next.

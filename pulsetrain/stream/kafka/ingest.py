@@ -155,8 +155,8 @@ class Ingest:
         self._settle()
         self._put_back()
         for partition in change.assigned:
-            end = self._consumer.announced_end(partition)
-            self._buffers[partition] = PartitionBuffer(repeat_until=end)
+            start, end = self._consumer.announced(partition)
+            self._buffers[partition] = PartitionBuffer(repeat_from=start, repeat_until=end)
         self._retry(self._writer.load)
         log.info("partitions_assigned", partitions=len(change.assigned))
 

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
+import structlog
 from kafka import TopicPartition
 
 from pulsetrain.core.errors import CorruptData
 from pulsetrain.records.ipc_size import unpacked_bytes
+
+log = structlog.get_logger()
 
 MOST_BYTES = 32 << 20
 """Bytes of messages that one insert takes of a partition, as they come."""
@@ -75,8 +78,12 @@ class OffsetRange:
 
 @dataclass(kw_only=True)
 class PartitionBuffer:
-    """What waits of one partition. `repeat_until` ends a range that must be repeated as it was; -1: none."""
+    """What waits of one partition. `repeat_until` ends a range that must be repeated as it was; -1: none.
 
+    `repeat_from` is where that range begins; -1: not known.
+    """
+
+    repeat_from: int = -1
     repeat_until: int = -1
     rows: int = 0
     since_s: float = 0.0
@@ -103,6 +110,7 @@ class PartitionBuffer:
 
     def take(self, messages: Sequence[Message], now_s: float) -> None:
         """Remove the first messages, which are on their way to the store."""
+        self._tell_of_gone(messages)
         del self.messages[: len(messages)]
         self.rows -= sum(map(rows_of, messages))
         self.since_s = now_s
@@ -110,9 +118,30 @@ class PartitionBuffer:
 
     def put_back(self, messages: Sequence[Message]) -> None:
         """Return messages that were taken and are not on their way. They may have been announced."""
-        self.repeat_until = int(messages[-1].offset) + 1
+        self.repeat_from, self.repeat_until = -1, int(messages[-1].offset) + 1
         self.messages[:0] = messages
         self.rows += sum(map(rows_of, messages))
+
+    def _tell_of_gone(self, messages: Sequence[Message]) -> None:
+        """Say so where Kafka has deleted some of an announced range before it was repeated.
+
+        What is left has another token. If the range's insert has happened, and its row ranges were not saved,
+        these rows are stored twice. If it has not, the rows of the deleted messages are missing.
+        """
+        if min(self.repeat_from, self.repeat_until) < 0:
+            return
+        left = sum(message.offset < self.repeat_until for message in messages)
+        gone = self.repeat_until - self.repeat_from - left
+        if gone > 0:
+            log.warning(
+                "announced_messages_gone",
+                topic=messages[0].topic,
+                partition=messages[0].partition,
+                first=self.repeat_from,
+                end=self.repeat_until,
+                gone=gone,
+                rows_maybe_twice=sum(rows_of(m) for m in messages if m.offset < self.repeat_until),
+            )
 
     def _first(self, rows: int) -> list[Message]:
         """As many messages as hold `rows` rows: what is inserted at once is what memory is needed for.

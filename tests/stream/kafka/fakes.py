@@ -76,8 +76,9 @@ class FakeConsumer:
         change, self._change = self._change, None
         return change
 
-    def announced_end(self, partition):
-        return announced_end(self.topic.committed[partition][1])
+    def announced(self, partition):
+        start, metadata = self.topic.committed[partition]
+        return start, announced_end(metadata)
 
     def commit(self, done, announced):
         if self.given_up:

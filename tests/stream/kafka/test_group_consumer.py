@@ -148,7 +148,7 @@ def test_a_member_that_was_given_up_begins_again_where_the_group_stands(made, er
 def test_an_announced_range_is_read_from_the_commit(made):
     consumer, client = made
     client.kept = {ONE: OffsetAndMetadata(7, "to 9", -1)}
-    assert (consumer.announced_end(ONE), consumer.announced_end(TWO)) == (9, -1)
+    assert (consumer.announced(ONE), consumer.announced(TWO)) == ((7, 9), (-1, -1))
 
 
 @pytest.mark.parametrize(

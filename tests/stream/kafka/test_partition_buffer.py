@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka import TopicPartition
+from structlog.testing import capture_logs
 
 from pulsetrain.records.batch import encode
 from pulsetrain.stream.kafka import partition_buffer
@@ -23,7 +24,9 @@ from tests.stream.rows import table
 
 
 def message(offset, rows=10, value=b""):
-    return SimpleNamespace(offset=offset, headers=[("rows", str(rows).encode())], value=value)
+    return SimpleNamespace(
+        offset=offset, headers=[("rows", str(rows).encode())], value=value, topic="t", partition=0
+    )
 
 
 def buffer(offsets, *, repeat_until=-1, since_s=0.0, rows=10):
@@ -93,6 +96,19 @@ def test_an_announced_range_whose_last_message_was_compacted_away_ends_at_the_ne
 
 def test_an_announced_range_that_the_broker_forgot_is_not_waited_for():
     assert offsets(buffer([9, 10], repeat_until=7).ready(1000)) == [9, 10]
+
+
+@pytest.mark.parametrize(
+    ("there", "gone", "twice"),
+    [([4, 5, 6, 7], None, 0), ([5, 6, 7], 1, 20), ([4, 6, 8], 1, 20), ([9], 3, 0)],
+)
+def test_it_is_told_where_kafka_has_deleted_some_of_an_announced_range(there, gone, twice):
+    made = PartitionBuffer(repeat_from=4, repeat_until=7)
+    made.add([message(o) for o in there], 0.0)
+    with capture_logs() as logs:
+        while messages := made.ready(1000):
+            made.take(messages, 0.0)
+    assert [(line["gone"], line["rows_maybe_twice"]) for line in logs] == ([(gone, twice)] if gone else [])
 
 
 def test_what_is_put_back_goes_again_as_it_was():
