@@ -31,6 +31,7 @@ from pulsetrain.stream.store import quarantine
 from pulsetrain.stream.store.clickhouse import ipc
 from pulsetrain.stream.store.insert_group import InsertGroup, RowRange, encode_group, part_of
 from pulsetrain.stream.store.journal import Journal
+from pulsetrain.stream.store.node_times import NodeTimes
 from pulsetrain.stream.store.stored_rows import Claim, StoredRows, node_of, ranges_table
 
 log = structlog.get_logger()
@@ -78,7 +79,7 @@ class ExactlyOnceWriter:
     ) -> None:
         self._store, self._clock, self._metrics, self._journal = store, clock, metrics, journal
         self._remembered_s = remembered_s
-        self._stored = StoredRows(clock)
+        self._stored, self._times = StoredRows(clock), NodeTimes(clock)
         self._unsaved: dict[tuple[str, str, int], int] = {}
         self._unsaved_tokens: list[str] = []
 
@@ -181,7 +182,7 @@ class ExactlyOnceWriter:
         self, record: str, batches: Sequence[Batch], claims: Sequence[Sequence[Claim]], token: str
     ) -> PreparedInsert:
         pieces = [_piece(batch, c.rows) for batch, each in zip(batches, claims, strict=True) for c in each]
-        kept, quarantined = quarantine.separate(record, pieces, self._clock.wall_ns())
+        kept, quarantined = quarantine.separate(record, pieces, self._times.now_ns(record, pieces))
         table = pa.concat_tables(kept) if kept else arrow_schema(record).empty_table()
         new_rows = tuple(sum(c.rows.end - c.rows.first for c in each) for each in claims)
         ranges = [c.rows for each in claims for c in each]
