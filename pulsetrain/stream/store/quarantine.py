@@ -81,7 +81,7 @@ def separate(record: str, pieces: Sequence[Piece], now_ns: int) -> tuple[list[pa
     return kept, quarantined
 
 
-def _runs(wanted: Iterable[bool], first: int) -> tuple[tuple[int, int], ...]:
+def _runs(wanted: Iterable[bool | None], first: int) -> tuple[tuple[int, int], ...]:
     """The runs of what is wanted, numbered from `first`."""
     runs = []
     for is_wanted, run in itertools.groupby(wanted):
