@@ -1,4 +1,4 @@
-"""What ranks of another world have saved of one optimizer, with names in place of its tensors. Pure."""
+"""What ranks of another world have saved of one optimizer, with names in place of its tensors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import structlog
+
 from pulsetrain.core.errors import CheckpointError
+
+log = structlog.get_logger(__name__)
 
 Nested = Any
 """Mappings, lists and tuples, with names of tensors and plain values as leaves."""
@@ -48,9 +52,16 @@ class SavedOptimizer:
 
     def check_missing(self, missing: Sequence[str]) -> None:
         """Raise `CheckpointError` where parameters that take gradients had state under another name, or none
-        of the saved ranks had them."""
-        if self.state and len(missing) > self.unnamed:
+        of the saved ranks had them.
+
+        They may be those whose names were not saved, which had no state. Nothing tells that, so a warning
+        names them.
+        """
+        if not self.state or not missing:
+            return
+        if len(missing) > self.unnamed:
             raise CheckpointError(f"{missing[0]}: no state of an optimizer was saved for it")
+        log.warning("optimizer_state_not_found", parameters=list(missing), saved_without_name=self.unnamed)
 
 
 def names_in(node: Nested) -> list[TensorName]:
