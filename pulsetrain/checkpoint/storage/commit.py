@@ -11,7 +11,7 @@ from pulsetrain.checkpoint.checkpoint_events import CheckpointEvents
 from pulsetrain.checkpoint.memory.slots import SlotInfo
 from pulsetrain.checkpoint.storage.manifest import MANIFEST, REPLACED, Checkpoints, Manifest, Save, folder_of
 from pulsetrain.checkpoint.storage.polling import Poller
-from pulsetrain.checkpoint.storage.rank_files import read_receipts, read_tables
+from pulsetrain.checkpoint.storage.rank_files import receipts_of, tables_of
 from pulsetrain.core.errors import CheckpointError, CorruptData
 from pulsetrain.protocol.messages import NOT_READ
 
@@ -82,12 +82,10 @@ class Committer:
 
     def _commit(self, info: SlotInfo) -> Manifest:
         what = f"of step {info.step}"
-        tables = self._poller.wait(
-            lambda: read_tables(self._checkpoints, info), self._tables_s, f"tables {what}"
-        )
-        receipts = self._poller.wait(
-            lambda: read_receipts(self._checkpoints, info), self._timeout_s, f"receipts {what}"
-        )
+        table_files = tables_of(self._checkpoints, info, self._tables_s)
+        tables = self._poller.wait(table_files.look, self._tables_s, f"tables {what}")
+        receipt_files = receipts_of(self._checkpoints, info, self._timeout_s)
+        receipts = self._poller.wait(receipt_files.look, self._timeout_s, f"receipts {what}")
         blobs = {content: blob for receipt in receipts for content, blob in receipt.blobs.items()}
         missing = {segment.hash for table in tables for segment in table.segments} - set(blobs)
         if missing:

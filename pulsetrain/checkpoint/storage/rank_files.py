@@ -7,9 +7,11 @@ receipt says where each content hash is.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Generic, TypedDict, TypeVar
 
 import xxhash
 
@@ -29,6 +31,9 @@ from pulsetrain.checkpoint.storage.manifest import (
 )
 from pulsetrain.checkpoint.storage.polling import Poller
 from pulsetrain.core.errors import CheckpointError, CorruptData
+
+T = TypeVar("T")
+READERS = 4  # files that one rank reads at the same time: most of the time goes into waiting for storage
 
 
 class ReceiptJson(TypedDict):
@@ -109,7 +114,7 @@ class RankWriter:
         """
         info = self._info
         try:
-            tables = self._poller.wait(lambda: read_tables(self._checkpoints, info), gather_s, "tables")
+            tables = self._poller.wait(tables_of(self._checkpoints, info, gather_s).look, gather_s, "tables")
         except CheckpointError:
             return list(table.segments)
         return assigned(info.rank, tables)
@@ -177,21 +182,65 @@ def assigned(rank: int, tables: Iterable[Table]) -> list[Segment]:
     return sorted(chosen, key=lambda s: s.offset)
 
 
-def read_tables(checkpoints: Checkpoints, info: SlotInfo) -> list[Table] | None:
-    """The tables of all ranks of the step. None while one is missing."""
-    files = _read_all(checkpoints, info, "table")
-    return None if files is None else [Table.parse(json.loads(data)) for data in files]
+def tables_of(checkpoints: Checkpoints, info: SlotInfo, timeout_s: float) -> FilesOfRanks[Table]:
+    """The tables of all ranks of the step."""
+    return FilesOfRanks(checkpoints, info, "table", _table, timeout_s=timeout_s)
 
 
-def read_receipts(checkpoints: Checkpoints, info: SlotInfo) -> list[Receipt] | None:
-    """The receipts of all ranks of the step. None while one is missing."""
-    files = _read_all(checkpoints, info, "receipt")
-    return None if files is None else [Receipt.parse(data) for data in files]
+def receipts_of(checkpoints: Checkpoints, info: SlotInfo, timeout_s: float) -> FilesOfRanks[Receipt]:
+    """The receipts of all ranks of the step. None is read before all are there: a rank that tries its save
+    again may replace pack and receipt."""
+    return FilesOfRanks(checkpoints, info, "receipt", Receipt.parse, timeout_s=timeout_s, early=False)
 
 
-def _read_all(checkpoints: Checkpoints, info: SlotInfo, kind: str) -> list[bytes] | None:
-    folder = folder_of(info.step)
-    names = [f"{file_stem(info, rank, checkpoints.run)}.{kind}.json" for rank in range(info.world)]
-    if not set(names) <= set(checkpoints.storage.list(checkpoints.path(folder))):
+def _table(data: bytes) -> Table:
+    return Table.parse(json.loads(data))
+
+
+class FilesOfRanks(Generic[T]):
+    """One file of each rank of a step. Each is read once, when it has appeared."""
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        info: SlotInfo,
+        kind: str,
+        parse: Callable[[bytes], T],
+        *,
+        timeout_s: float,
+        early: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """No file is read later than `timeout_s` from now. Without `early`, none before all are there."""
+        self._checkpoints, self._parse, self._clock, self._early = checkpoints, parse, clock, early
+        self._folder, self._deadline_s = folder_of(info.step), clock() + timeout_s
+        ranks = range(info.world)
+        self._missing = {f"{file_stem(info, rank, checkpoints.run)}.{kind}.json": rank for rank in ranks}
+        self._read: dict[int, T] = {}
+
+    def look(self) -> list[T] | None:
+        """Those of all ranks, in their order. None while one is missing.
+
+        Raises what storage or parsing raises. What was read before that is not read again.
+        """
+        there = self._checkpoints.storage.list(self._checkpoints.path(self._folder))
+        new = sorted(self._missing.keys() & set(there))
+        if new and (self._early or len(new) == len(self._missing)):
+            with ThreadPoolExecutor(min(READERS, len(new)), thread_name_prefix="pulsetrain-read") as pool:
+                errors = [error for error in pool.map(self._take, new) if error is not None]
+            if errors:
+                raise errors[0]
+        return None if self._missing else [self._read[rank] for rank in sorted(self._read)]
+
+    def _take(self, name: str) -> Exception | None:
+        """Read one, unless it is too late. Returns why that failed."""
+        if self._clock() > self._deadline_s:
+            return None
+        try:
+            read = self._parse(
+                self._checkpoints.storage.read(self._checkpoints.path(f"{self._folder}/{name}"))
+            )
+        except Exception as error:  # noqa: BLE001 - whatever a storage backend raises. The others are read
+            return error
+        self._read[self._missing.pop(name)] = read
         return None
-    return [checkpoints.storage.read(checkpoints.path(f"{folder}/{name}")) for name in names]

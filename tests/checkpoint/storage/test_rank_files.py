@@ -15,9 +15,9 @@ from pulsetrain.checkpoint.storage.rank_files import (
     RankWriter,
     Receipt,
     assigned,
-    read_receipts,
-    read_tables,
+    receipts_of,
     table_of,
+    tables_of,
 )
 from pulsetrain.core.errors import CheckpointError, CorruptData
 from tests.checkpoint.trainers import content, save
@@ -36,7 +36,7 @@ class Node:
         self.fds = [create_arena() for _ in range(world)]
         self.infos = [save(fd, rank, 10, world=world) for rank, fd in enumerate(self.fds)]
 
-    def write(self, rank: int, stored: tuple[Manifest, ...] = (), gather_s: float = 0.0) -> int:
+    def write(self, rank: int, stored: tuple[Manifest, ...] = (), gather_s: float = 60.0) -> int:
         stop = Event()
         stop.set()  # nobody waits in these tests: the tables are there, or do not come
         return RankWriter(
@@ -97,8 +97,8 @@ def test_a_table_covers_layout_and_every_tensor(node):
 def test_what_one_rank_wrote_can_be_read_back(node):
     one = node(1)
     written = one.write(0)
-    (made,) = read_tables(one.checkpoints, one.infos[0])
-    (receipt,) = read_receipts(one.checkpoints, one.infos[0])
+    (made,) = tables_of(one.checkpoints, one.infos[0], 60.0).look()
+    (receipt,) = receipts_of(one.checkpoints, one.infos[0], 60.0).look()
     assert receipt.written_bytes == written == made.bytes
     manifest = Manifest(
         job="j",
@@ -119,16 +119,66 @@ def test_what_one_rank_wrote_can_be_read_back(node):
 def test_tables_are_complete_only_with_every_rank(node):
     two = node(2)
     two.write(0)
-    assert read_tables(two.checkpoints, two.infos[0]) is None
+    assert tables_of(two.checkpoints, two.infos[0], 60.0).look() is None
     two.write(1)
-    assert [t.rank for t in read_tables(two.checkpoints, two.infos[0])] == [0, 1]
+    assert [t.rank for t in tables_of(two.checkpoints, two.infos[0], 60.0).look()] == [0, 1]
+
+
+class CountsReads:
+    """A storage that counts what is read of it, and refuses paths once."""
+
+    def __init__(self, storage, refuse=()):
+        self._storage, self.read_paths, self._refuse = storage, [], set(refuse)
+
+    def read(self, path):
+        self.read_paths.append(path)
+        for part in [part for part in self._refuse if part in path]:
+            self._refuse.discard(part)
+            raise OSError(5, "EIO", path)
+        return self._storage.read(path)
+
+    def __getattr__(self, name):
+        return getattr(self._storage, name)
+
+
+def test_each_table_is_read_once_however_often_ranks_look_for_the_others(node):
+    three = node(3)
+    storage = CountsReads(three.checkpoints.storage, refuse=["rank-00001"])
+    tables = tables_of(Checkpoints(storage, "j"), three.infos[0], 60.0)
+    three.write(0)
+    assert tables.look() is None
+    assert tables.look() is None
+    three.write(1)
+    three.write(2)
+    with pytest.raises(OSError, match="EIO"):
+        tables.look()
+    assert [t.rank for t in tables.look()] == [0, 1, 2]
+    assert [sum(f"rank-0000{rank}" in path for path in storage.read_paths) for rank in range(3)] == [1, 2, 1]
+
+
+def test_no_receipt_is_read_before_all_are_there(node):
+    two = node(2)
+    storage = CountsReads(two.checkpoints.storage)
+    receipts = receipts_of(Checkpoints(storage, "j"), two.infos[0], 60.0)
+    two.write(0)
+    assert (receipts.look(), storage.read_paths) == (None, [])
+    two.write(1)
+    assert len(receipts.look()) == 2
+
+
+def test_nothing_is_read_once_the_time_is_over(node):
+    one = node(1)
+    one.write(0)
+    storage = CountsReads(one.checkpoints.storage)
+    assert tables_of(Checkpoints(storage, "j"), one.infos[0], -1.0).look() is None
+    assert storage.read_paths == []
 
 
 def test_a_rank_writes_all_of_its_content_where_a_table_does_not_come(node):
     two = node(2)
     alone = two.write(0)
     beside = two.write(1)  # both tables are there now
-    (first, second) = read_tables(two.checkpoints, two.infos[1])
+    (first, second) = tables_of(two.checkpoints, two.infos[1], 60.0).look()
     assert alone == first.bytes
     assert beside < second.bytes
 
@@ -153,4 +203,4 @@ def test_a_step_that_is_rolled_back_meanwhile_gets_no_receipt(node, monkeypatch)
     monkeypatch.setattr(one.checkpoints.storage, "put", roll_back)
     with pytest.raises(CheckpointError, match="step 10 was rolled back while it was persisted"):
         one.write(0)
-    assert read_receipts(one.checkpoints, one.infos[0]) is None
+    assert receipts_of(one.checkpoints, one.infos[0], 60.0).look() is None
