@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event, Thread
 from typing import TypeVar
@@ -259,11 +259,10 @@ class Resharding:
         sources = Sources(plan, self._make)
         try:
             for entry in layout.entries:
-                if stop.is_set():  # the rank has ended, and another one may use its slot
-                    raise CheckpointError("the attempt has ended")
                 if entry.bytes and not of_one_rank(entry.name):
                     target = payload[entry.offset : entry.offset + entry.bytes]
-                    for size in _put_together(entry, tensors.pieces(entry), sources, target, prefer=rank):
+                    pieces = _read(tensors.pieces(entry), sources, stop, prefer=rank)
+                    for size in _put_together(entry, pieces, target):
                         arena.filled_bytes += size
         finally:
             sources.close()
@@ -305,14 +304,25 @@ def _compare(tensors: SavedTensors, sources: Sources) -> None:
                 )
 
 
-def _put_together(
-    entry: Entry, pieces: Sequence[Piece], sources: Sources, target: memoryview, *, prefer: int
-) -> Iterator[int]:
+def _read(
+    pieces: Sequence[Piece], sources: Sources, stop: Event, *, prefer: int
+) -> Iterator[tuple[Piece, bytes]]:
+    """Each piece with its bytes. Raises `CheckpointError` once `stop` is set, also while one was read.
+
+    Then the rank has ended, and another one may use its slot.
+    """
+    for piece in pieces:
+        data = b"" if stop.is_set() else sources.part(piece, prefer)
+        if stop.is_set():
+            raise CheckpointError("the attempt has ended")
+        yield piece, data
+
+
+def _put_together(entry: Entry, pieces: Iterable[tuple[Piece, bytes]], target: memoryview) -> Iterator[int]:
     """Write each piece to its place in the tensor, and yield its size. One piece is in memory at a time."""
     itemsize = entry.bytes // max(1, int(np.prod(entry.shape)))
     whole = np.frombuffer(target, dtype=f"V{itemsize}").reshape(entry.shape)
-    for piece in pieces:
+    for piece, data in pieces:
         shape = tuple(one.stop - one.start for one in piece.outside)
-        data = sources.part(piece, prefer)
         whole[piece.outside] = np.frombuffer(data, dtype=whole.dtype).reshape(shape)
         yield len(data)

@@ -89,14 +89,16 @@ def save(fd: int, layout: Layout, rank: int, step: int, *, world: int, attempt: 
     return writing.commit()
 
 
-def ask(fd: int, layout: Layout, rank: int, step: int, *, world: int, attempt: int = 1):
+def ask(
+    fd: int, layout: Layout, rank: int, step: int, *, world: int, attempt: int = 1, timeout_s: float = 30
+):
     """Ask the agent for parts and publish them. Returns the content of each tensor."""
     writer = ArenaWriter(fd)
     assert mailbox.read_offer(writer).step == step
     header, head = header_of(layout, rank, step, world=world, attempt=attempt)
     writing = writer.begin(header)
     writing.bytes[: len(head)] = head
-    mailbox.ask(writer, writing, timeout_s=30)
+    mailbox.ask(writer, writing, timeout_s=timeout_s)
     writing.commit()
     payload = writing.bytes[header.total_bytes - header.payload_bytes :]
     return {e.name: bytes(payload[e.offset : e.offset + e.bytes]) for e in layout.entries}

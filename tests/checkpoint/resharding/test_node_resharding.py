@@ -2,10 +2,13 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 
 from pulsetrain.checkpoint.memory.arena import ArenaReader
+from pulsetrain.checkpoint.resharding import node_resharding
+from pulsetrain.checkpoint.resharding.shard_sources import LocalSource
 from pulsetrain.core.errors import CheckpointError, NotReshardable
 from pulsetrain.protocol.messages import Start, WorldNode
 from tests.checkpoint.cluster import Cluster
@@ -167,3 +170,31 @@ def test_an_arena_is_given_back_to_its_rank(cluster):
     assert service.reclaim(0) == given
     os.close(given)
     assert service.reclaim(0) == -1
+
+
+def test_what_a_slow_source_gives_after_the_end_reaches_no_slot(cluster, monkeypatch):
+    c = cluster(1)
+    save(c.fds[0], layout_of(rows(0, 1)), 0, 5, world=1)
+    asked, answers = Event(), Event()
+
+    def slow_part(source, key, entry, inside):
+        asked.set()
+        assert answers.wait(30)
+        return part(source, key, entry, inside)
+
+    part = LocalSource.part
+    monkeypatch.setattr(LocalSource, "part", slow_part)
+    monkeypatch.setattr(node_resharding, "END_WAIT_S", 0.01)
+    c.set_world(["n0"], 1)
+    c.services["n0"].reshard([0], start({0: "peer:n0"}, world=1))
+    resharding = c.services["n0"]._resharding
+    (filling,) = resharding._threads
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask, c.fds[0], layout_of(rows(0, 1)), 0, 5, world=1, timeout_s=0.5)
+        assert asked.wait(30)
+        resharding.end()
+        answers.set()
+        filling.join(30)
+        assert ArenaReader(c.fds[0]).filled_bytes == 0
+        with pytest.raises(CheckpointError, match="has put nothing of step 5 together"):
+            asking.result()
