@@ -50,7 +50,7 @@ class AnyReplica:
                 arena.end_sending(info)
             return
         rank = next((s.rank for s in self._replicas.list() if _matches(s, step, attempt)), -1)
-        with self._replicas.reading(rank, step) as replica:
+        with self._replicas.reading(rank, step, attempt) as replica:
             yield replica
 
     def _in_arenas(self, step: int, attempt: int) -> tuple[ArenaReader, SlotInfo] | None:

@@ -1,6 +1,7 @@
 """Any rank's copy of a state that all have saved alike."""
 
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -60,3 +61,18 @@ def test_the_trainer_overwrites_other_slots_while_one_is_read(node):
         for step in range(6, 20):
             save(fd, 0, step, replicated=True)
         assert bytes(copy[1]) == before
+
+
+def test_of_two_replicas_of_a_step_the_one_of_the_attempt_is_given(node):
+    anywhere, fd, replicas = node
+    save(fd, 3, 5, replicated=True)
+    first = replace(Snapshot.of(ArenaReader(fd).find(3, 5)), shard=1)
+    data = content(fd, 3, 5)
+    ArenaReader(fd).forget_after(-1)
+    for snapshot in (first, replace(first, attempt=1, world=first.world + 1)):
+        memory = replicas.buffer(snapshot)
+        memory[: len(data)] = data
+        replicas.put(snapshot, memory)
+    for attempt in (0, 1):
+        with anywhere.reading(5, attempt) as copy:
+            assert copy[0].attempt == attempt
