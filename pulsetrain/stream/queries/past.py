@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -47,13 +48,19 @@ def stored_jobs(store: Queryable, *, limit: int = 50) -> pa.Table:
     that was, and the ranks that have a place.
     """
     one = OneThread(store)
-    jobs = one.query(_WITH_STEPS)
-    others = one.query(_STARTED)
+    jobs, others = one.query(_WITH_STEPS), one.query(_STARTED)
+    if not jobs.num_rows or not others.num_rows:
+        jobs = jobs if jobs.num_rows else others
+        return jobs.sort_by(_NEWEST_FIRST).slice(0, limit) if jobs.num_rows else jobs
     is_known = pc.is_in(others.column("job"), value_set=jobs.column("job"))
     jobs = pa.concat_tables([jobs, others.filter(pc.invert(is_known)).cast(jobs.schema)])
-    return jobs.sort_by([("last_ns", "descending"), ("job", "ascending")]).slice(0, limit)
+    return jobs.sort_by(_NEWEST_FIRST).slice(0, limit)
 
 
+_NEWEST_FIRST: list[tuple[str, Literal["ascending", "descending"]]] = [
+    ("last_ns", "descending"),
+    ("job", "ascending"),
+]
 _WITH_STEPS = """
     SELECT job, attempt, min(step) AS first_step, max(step) AS last_step,
            toUnixTimestamp64Nano(max(start)) AS last_ns, uniq(rank) AS ranks
