@@ -12,38 +12,42 @@ from pathlib import Path, PurePosixPath
 
 def memory_total(proc: Path = Path("/proc"), mounts: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Bytes. None where nothing says how many."""
-    limits = [_machine(proc / "meminfo"), *map(_number, _limit_files(proc / "self/cgroup", mounts))]
+    groups = control_groups(proc, mounts)
+    limits = [number_in(group / ("memory.limit_in_bytes" if v1 else "memory.max")) for group, v1 in groups]
+    limits.append(numbers_in(proc / "meminfo", 1024).get("MemTotal:"))
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _machine(meminfo: Path) -> int | None:
-    with contextlib.suppress(OSError, ValueError):
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemTotal:"):
-                return int(line.split()[1]) * 1024
-    return None
+def control_groups(proc: Path, mounts: Path) -> Iterator[tuple[Path, bool]]:
+    """The control group of this process and all above it, and whether they are of version 1.
 
-
-def _limit_files(groups: Path, mounts: Path) -> Iterator[Path]:
-    """The limits of the control groups of this process and of all above them."""
-    lines: list[str] = []
+    In a container the path is often that of the host, of which only the group at the mount is seen.
+    """
+    paths = {}
     with contextlib.suppress(OSError):
-        lines = groups.read_text().splitlines()
-    for line in lines:
-        number, controllers, name = line.split(":", 2)
-        if number == "0":
-            mount, file = mounts, "memory.max"
-        elif "memory" in controllers.split(","):
-            mount, file = mounts / "memory", "memory.limit_in_bytes"
-        else:
-            continue
-        path = PurePosixPath(name)
-        for group in (path, *path.parents):
-            yield mount.joinpath(*(part for part in group.parts[1:] if part != ".."), file)
+        for line in (proc / "self/cgroup").read_text().splitlines():
+            number, controllers, name = line.split(":", 2)
+            if "memory" in controllers.split(",") or number == "0":
+                paths[bool(controllers)] = PurePosixPath(name)
+    v1 = True in paths
+    mount = mounts / "memory" if v1 else mounts
+    path = paths.get(v1, PurePosixPath("/"))
+    for group in (path, *path.parents):
+        yield mount.joinpath(*(part for part in group.parts[1:] if part != "..")), v1
 
 
-def _number(file: Path) -> int | None:
-    """The number that a file holds. None: it is not there, or says "max"."""
-    with contextlib.suppress(OSError, ValueError):
+def number_in(file: Path) -> int | None:
+    """The number that a file holds. None where it cannot be read, or says "max"."""
+    try:
         return int(file.read_text())
-    return None
+    except (OSError, ValueError):
+        return None
+
+
+def numbers_in(file: Path, unit: int) -> dict[str, int]:
+    """The numbers of a file with a name and a number in each line. Empty where it cannot be read."""
+    try:
+        lines = [line.split() for line in file.read_text().splitlines()]
+        return {name: int(number) * unit for name, number, *_ in lines}
+    except (OSError, ValueError):
+        return {}

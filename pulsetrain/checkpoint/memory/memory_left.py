@@ -6,11 +6,11 @@ back and swap space count as free. Formats: Documentation/admin-guide/cgroup-v2.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable
+from pathlib import Path
 
 from pulsetrain.core.errors import MemoryShort
+from pulsetrain.core.memory_total import control_groups, number_in, numbers_in
 
 MemoryLeft = Callable[[], int | None]
 """The bytes that can still be taken. None: nobody knows."""
@@ -20,9 +20,11 @@ RESERVE_RATIO, MOST_RESERVE_BYTES = 1 / 16, 64 << 20  # left for others, of what
 
 def memory_left(proc: Path = Path("/proc"), mounts: Path = Path("/sys/fs/cgroup")) -> int | None:
     """The bytes that this process can still take. None where nothing says how many."""
-    machine = _table(proc / "meminfo", 1024)
+    machine = numbers_in(proc / "meminfo", 1024)
     swap = machine.get("SwapFree:", 0)
-    left = [_left_v1(group, swap) if v1 else _left_v2(group, swap) for group, v1 in _groups(proc, mounts)]
+    left = [
+        _left_v1(group, swap) if v1 else _left_v2(group, swap) for group, v1 in control_groups(proc, mounts)
+    ]
     if "MemAvailable:" in machine:
         left.append(machine["MemAvailable:"] + swap + _zfs_cache(proc))
     return min((one for one in left if one is not None), default=None)
@@ -36,49 +38,31 @@ def check_left(what: str, need: int, left: MemoryLeft) -> None:
         raise MemoryShort(f"{what} needs {mb}")
 
 
-def _groups(proc: Path, mounts: Path) -> Iterator[tuple[Path, bool]]:
-    """The control group of this process and all above it, and whether they are of version 1.
-
-    In a container the path is often that of the host, of which only the group at the mount is seen.
-    """
-    paths = {}
-    with contextlib.suppress(OSError):
-        for line in (proc / "self/cgroup").read_text().splitlines():
-            number, controllers, name = line.split(":", 2)
-            if "memory" in controllers.split(",") or number == "0":
-                paths[bool(controllers)] = PurePosixPath(name)
-    v1 = True in paths
-    mount = mounts / "memory" if v1 else mounts
-    path = paths.get(v1, PurePosixPath("/"))
-    for group in (path, *path.parents):
-        yield mount.joinpath(*(part for part in group.parts[1:] if part != "..")), v1
-
-
 def _left_v2(group: Path, swap: int) -> int | None:
-    limit, used = _number(group / "memory.max"), _number(group / "memory.current")
+    limit, used = number_in(group / "memory.max"), number_in(group / "memory.current")
     if limit is None or used is None:
         return None
-    most_swap, swapped = _number(group / "memory.swap.max"), _number(group / "memory.swap.current")
+    most_swap, swapped = number_in(group / "memory.swap.max"), number_in(group / "memory.swap.current")
     if most_swap is not None and swapped is not None:
         swap = min(swap, max(0, most_swap - swapped))
     return limit - used + _cache(group, "") + swap
 
 
 def _left_v1(group: Path, swap: int) -> int | None:
-    limit, used = _number(group / "memory.limit_in_bytes"), _number(group / "memory.usage_in_bytes")
+    limit, used = number_in(group / "memory.limit_in_bytes"), number_in(group / "memory.usage_in_bytes")
     if limit is None or used is None:
         return None
     left = limit - used + _cache(group, "total_") + swap
     both, used = (
-        _number(group / "memory.memsw.limit_in_bytes"),
-        _number(group / "memory.memsw.usage_in_bytes"),
+        number_in(group / "memory.memsw.limit_in_bytes"),
+        number_in(group / "memory.memsw.usage_in_bytes"),
     )
     return left if both is None or used is None else min(left, both - used + _cache(group, "total_"))
 
 
 def _cache(group: Path, prefix: str) -> int:
     """Pages of files, which the kernel gives back before it ends a process. Not those of shared memory."""
-    stat = _table(group / "memory.stat", 1)
+    stat = numbers_in(group / "memory.stat", 1)
     names = ("inactive_file", "active_file", "slab_reclaimable")
     return sum(stat.get(prefix + name, 0) for name in names)
 
@@ -91,20 +75,3 @@ def _zfs_cache(proc: Path) -> int:
         return max(0, stats["size"] - stats["c_min"])
     except (OSError, ValueError, KeyError):
         return 0
-
-
-def _number(file: Path) -> int | None:
-    """None where it cannot be read, or says "max"."""
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _table(file: Path, unit: int) -> dict[str, int]:
-    """The numbers of a file with a name and a number in each line. Empty where it cannot be read."""
-    try:
-        lines = [line.split() for line in file.read_text().splitlines()]
-        return {name: int(number) * unit for name, number, *_ in lines}
-    except (OSError, ValueError):
-        return {}
