@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsetrain.recovery.hang_patience import HangPatience
+from pulsetrain.analytics.hangs.condition import MAY_PAUSE
+from pulsetrain.recovery.hang_patience import VOLUNTARY, HangPatience
 from tests.recovery.fakes import hang as observed
 
 S = 10**9
@@ -334,3 +335,7 @@ def test_what_a_job_survived_before_is_waited_for_also_where_it_looks_certain(co
     patience = HangPatience(PATIENCE_S)
     found = [hang(condition=condition, place="sort (a.py:3)", usual_ns=60 * S)]
     assert acted_at(patience, range(0, 300), found) == 120
+
+
+def test_what_is_told_as_a_possible_pause_is_waited_for_as_one():
+    assert {*VOLUNTARY} == {*MAY_PAUSE}
