@@ -61,7 +61,7 @@ class TrainingLoop:
         self.ended_optimizers = 0
         self.is_fetching = False
         self._graphs: list[GraphCount] = []  # one for each backward pass of the step that is observed
-        self._tokens_per_backward, self._flops_per_token, self._flops_per_backward = 0, 0.0, 0.0
+        self._tokens_per_backward = self._flops_per_token = self._flops_per_backward = 0.0
         self._ended_steps = self._closed_steps = 0
         self._given: set[str] = set()
         self._stepping: list[object] = []  # optimizers that step now, the outermost first
@@ -365,7 +365,7 @@ class TrainingLoop:
         graphs, self._graphs = self._graphs, []
         self._learn_copied(graphs)
         if not tally.tokens:
-            self._tokens_per_backward = max(graph.tokens for graph in graphs)
+            self._tokens_per_backward = sum(graph.tokens for graph in graphs) / len(graphs)
             if self._tokens_per_backward:
                 self.count_tokens("embedding")
         if len(graphs) == min(tally.backwards, MOST_GRAPHS) and all(graph.flops for graph in graphs):
@@ -381,7 +381,7 @@ class TrainingLoop:
             self._hides_copied = any(graph.hides_leaves for graph in graphs)
 
     def _tokens(self, tally: Tally) -> int:
-        return tally.tokens or self._tokens_per_backward * tally.backwards
+        return tally.tokens or round(self._tokens_per_backward * tally.backwards)
 
     def _flops(self, tally: Tally) -> float | None:
         if self._flops_per_token and tally.tokens:

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pulsetrain.collectors.rank.numbers import Number
 
+SAME = 1e-5
+"""Relative difference up to which two sums of the same losses are equal. float32 keeps 7 digits."""
+
+
+def objective(losses: Iterable[float]) -> float:
+    """Return the sum of the losses of a step's backward passes, in their order. Each part counts once.
+
+    Code that computes a large loss in pieces goes backward from each piece as far as the last layer, and then
+    from the sum of the pieces through the rest of the model. A loss that is the sum of the two or more before
+    it repeats them.
+    """
+    total, pieces, since = 0.0, 0, 0.0
+    for loss in losses:
+        if pieces >= 2 and since and abs(loss - since) <= SAME * abs(since):
+            pieces, since = 0, 0.0
+            continue
+        total, pieces, since = total + loss, pieces + 1, since + loss
+    return total
+
 
 class NumberSum:
-    """The sum of numbers that may be on their way from a device, divided by `divisor`."""
+    """The `objective` of numbers that may be on their way from a device, divided by `divisor`."""
 
     __slots__ = ("_divisor", "_parts")
 
@@ -21,7 +41,7 @@ class NumberSum:
 
     def value(self) -> float:
         """Return it. Only valid once `ready`."""
-        return sum(part.value() for part in self._parts) / self._divisor
+        return objective(part.value() for part in self._parts) / self._divisor
 
 
 @dataclass(slots=True)
@@ -47,5 +67,5 @@ class Tally:
             self.losses = [NumberSum(self.losses, divisor)]
 
     def loss(self) -> Number | None:
-        """Return the objective whose gradient the step applies: the sum over its backward passes."""
+        """Return the objective whose gradient the step applies, over all its backward passes."""
         return NumberSum(self.losses) if self.losses else None

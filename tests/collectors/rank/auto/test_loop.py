@@ -109,6 +109,43 @@ def test_without_a_loader_the_tokens_are_what_the_model_looks_up(watched, auto, 
     assert described(watched)["tokens"] == "embedding"
 
 
+def test_a_loss_in_pieces_counts_once_and_so_do_its_tokens(watched, auto, model, optimizer):
+    """As in torchtitan, which goes backward from each piece to the hidden states, and then on from those."""
+    wanted = []
+    for _ in range(5):
+        wanted.append(0.0)
+        for tokens in TOKENS.chunk(2):
+            hidden = model.embed(tokens[:, :-1])
+            leaf = hidden.detach().requires_grad_()
+            pieces = zip(leaf.chunk(4), tokens[:, 1:].chunk(4), strict=True)
+            losses = [
+                nn.functional.cross_entropy(model.head(h).flatten(0, 1), t.flatten()) / 8 for h, t in pieces
+            ]
+            for loss in losses:
+                loss.backward()
+            total = sum(loss.detach() for loss in losses)
+            Whole.apply(hidden, leaf.grad, total).backward()
+            wanted[-1] += total.item()
+        optimizer.step()
+        optimizer.zero_grad()
+    found = steps(watched, auto)
+    assert [loss for _, _, loss in found] == pytest.approx(wanted, abs=1e-5)
+    assert [tokens for _, tokens, _ in found] == [0, 0, 56, 56, 56]
+
+
+class Whole(torch.autograd.Function):
+    """A loss whose gradient is known already."""
+
+    @staticmethod
+    def forward(ctx, hidden, gradient, loss):
+        ctx.save_for_backward(gradient)
+        return loss
+
+    @staticmethod
+    def backward(ctx, _):
+        return ctx.saved_tensors[0], None, None
+
+
 def test_flops_follow_the_parameters_where_the_graph_hides_products(watched, auto, model, optimizer):
     def forward(tokens):
         return checkpoint(nn.functional.gelu, loss_of(model, tokens), use_reentrant=True)
