@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from pulsetrain.collectors.rank.auto import sizes
 
@@ -54,13 +55,14 @@ class GraphCount:
 
 
 def count(roots: object) -> GraphCount:
-    """Count what lies behind the tensors from which a backward pass begins.
+    """Count what lies behind the tensors from which a backward pass begins, or behind edges of the graph.
 
     A node that stands for code of another kind (compiled, recomputed, a function of the user's) may hide
     products. Then `flops` is 0. Tensors that are no plain ones come with such nodes.
     """
-    tensors = roots if isinstance(roots, (list, tuple)) else (roots,)
-    starts = [t.grad_fn for t in tensors if isinstance(t, torch.Tensor) and t.grad_fn is not None]
+    several = isinstance(roots, (list, tuple)) and not isinstance(roots, GradientEdge)
+    begins = [_start(root) for root in roots] if several else [_start(roots)]  # type: ignore[attr-defined]
+    starts = [node for node in begins if node is not None]
     flops, tokens, hidden, hides_leaves = 0.0, 0, not starts, False
     leaves: dict[int, int] = {}
     for number, node in enumerate(_nodes(starts)):
@@ -79,6 +81,13 @@ def count(roots: object) -> GraphCount:
             if name.startswith(kind):
                 flops += formula(node)
     return GraphCount(0.0 if hidden else flops, tokens, leaves, hides_leaves)
+
+
+def _start(root: object) -> Any:
+    """Return the node where a backward pass begins. A pipeline stage that frees its output has an edge."""
+    if isinstance(root, GradientEdge):
+        return root.node
+    return root.grad_fn if isinstance(root, torch.Tensor) else None
 
 
 def _nodes(starts: Iterable[Any]) -> Iterator[Any]:

@@ -49,6 +49,7 @@ class TrainingLoop:
     - `copied`: the same of the model's parameters where the optimizers train copies or shards of them.
     - `ended_optimizers`: how many steps of optimizers have ended.
     - `is_fetching`: whether a data loader is asked for a batch now.
+    - `rehearses`: whether what runs now has no meaning for the training.
     """
 
     def __init__(self, handle: Handle, segments: Segments, description: Description) -> None:
@@ -59,7 +60,7 @@ class TrainingLoop:
         self.copied: dict[int, int] = {}
         self.say_sizes = self._hides_copied = False
         self.ended_optimizers = 0
-        self.is_fetching = False
+        self.is_fetching = self.rehearses = False
         self._graphs: list[GraphCount] = []  # one for each backward pass of the step that is observed
         self._tokens_per_backward = self._flops_per_token = self._flops_per_backward = 0.0
         self._ended_steps = self._closed_steps = 0
@@ -82,12 +83,12 @@ class TrainingLoop:
 
     @property
     def listens(self) -> bool:
-        """Whether the caller's events count. Inside the capture of a CUDA graph they do not.
+        """Whether the caller's events count. In a rehearsal, or the capture of a CUDA graph, they do not.
 
-        There nothing runs, and a query of an event would spoil the capture. Never raises.
+        In a capture nothing runs, and a query of an event would spoil it. Never raises.
         """
         handle = self._handle
-        if handle.state is None or not handle.on_main_thread:
+        if handle.state is None or self.rehearses or not handle.on_main_thread:
             return False
         try:
             return handle.timer is None or not handle.timer.capturing()
@@ -269,7 +270,7 @@ class TrainingLoop:
         self.done, self.since = Tally(), Tally()
         self._graphs, self._stepping = [], []
         self._in_backward = self._ended_at = self._waited = self._closed_steps = 0
-        self._stepped_in_backward = self._closing = self.is_fetching = False
+        self._stepped_in_backward = self._closing = self.is_fetching = self.rehearses = False
         self._trains_in_step = self._has_evaluated = self._step_raised = False
         self._first_count = None
 

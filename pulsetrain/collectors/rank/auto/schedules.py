@@ -1,12 +1,21 @@
-"""Pipeline schedules divide the gradients of their microbatches. Then a step's loss is a mean, not a sum."""
+"""Pipeline schedules: what their gradients are divided by, and what they run only to learn shapes.
+
+A schedule divides the gradients of its microbatches. Then a step's loss is a mean, not a sum. Before the
+first step a stage goes forward and backward once with tensors of no meaning, to learn what others will send.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from pulsetrain.collectors.rank.auto.context import Auto
+
+T = TypeVar("T")
+
+REHEARSALS = ("_forward_metadata_inference", "_backward_metadata_inference")
+"""Methods of a stage in which its module and its loss run on tensors of no meaning."""
 
 
 class Stage(Protocol):
@@ -19,11 +28,28 @@ class Stage(Protocol):
 
 
 def install(auto: Auto) -> None:
-    """Wrap where a stage divides its gradients. Raises what a torch without pipelining raises."""
-    from torch.distributed.pipelining.stage import _PipelineStageBase
+    """Wrap where stages divide gradients and learn shapes. Raises what a torch without pipelining raises."""
+    from torch.distributed.pipelining.stage import PipelineStage, _PipelineStageBase
 
     wrapped = watched_scaling(_PipelineStageBase.scale_grads, auto)
     _PipelineStageBase.scale_grads = wrapped  # type: ignore[method-assign]
+    for method in REHEARSALS:
+        if hasattr(PipelineStage, method):  # they are torch's own, and may get other names
+            setattr(PipelineStage, method, unheard(getattr(PipelineStage, method), auto))
+
+
+def unheard(original: Callable[..., T], auto: Auto) -> Callable[..., T]:
+    """Return `original`, in which no backward pass counts."""
+
+    @functools.wraps(original)
+    def rehearse(*args: object, **kwargs: object) -> T:
+        auto.loop.rehearses = True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            auto.loop.rehearses = False
+
+    return rehearse
 
 
 def watched_scaling(original: Callable[..., None], auto: Auto) -> Callable[..., None]:

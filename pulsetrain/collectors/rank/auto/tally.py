@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from pulsetrain.collectors.rank.numbers import Number
 
@@ -12,19 +14,32 @@ SAME = 1e-5
 
 
 def objective(losses: Iterable[float]) -> float:
-    """Return the sum of the losses of a step's backward passes, in their order. Each part counts once.
+    """Return the sum of the losses of a step's backward passes, in their order. What is repeated counts once.
 
     Code that computes a large loss in pieces goes backward from each piece as far as the last layer, and then
-    from the sum of the pieces through the rest of the model. A loss that is the sum of the two or more before
-    it repeats them.
+    from the sum of the pieces through the rest of the model. Losses are taken for such only if each belongs
+    to a sum of two or more. A schedule may make the pieces of several sums first.
     """
-    total, pieces, since = 0.0, 0, 0.0
-    for loss in losses:
-        if pieces >= 2 and since and abs(loss - since) <= SAME * abs(since):
-            pieces, since = 0, 0.0
+    parts = list(losses)
+    waiting: deque[float] = deque()
+    repeated = 0.0
+    for part in parts:
+        pieces = _pieces(waiting, part)
+        if not pieces:
+            waiting.append(part)
             continue
-        total, pieces, since = total + loss, pieces + 1, since + loss
-    return total
+        repeated += part
+        for _ in range(pieces):
+            waiting.popleft()
+    return sum(parts) - (0.0 if waiting else repeated)
+
+
+def _pieces(waiting: Iterable[float], total: float) -> int:
+    """Return how many of the first are the pieces of the total, 0: none."""
+    for number, so_far in enumerate(accumulate(waiting), 1):
+        if number > 1 and so_far and abs(total - so_far) <= SAME * abs(so_far):
+            return number
+    return 0
 
 
 class NumberSum:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -31,6 +32,13 @@ def forward_flops(compute):
     with FlopCounterMode(display=False) as counter:
         compute()
     return counter.get_total_flops()
+
+
+def test_an_edge_of_the_graph_counts_as_the_tensor_that_was_there():
+    """As in torch's pipeline stages, which free their outputs before they go backward."""
+    model = Attention()
+    edge = get_gradient_edge(model(TOKENS).sum())
+    assert count(edge) == count((edge,)) == count(model(TOKENS).sum())
 
 
 def test_a_transformers_flops_are_three_times_its_forward_and_its_tokens_are_the_largest_lookup():
