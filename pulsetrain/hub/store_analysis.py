@@ -139,13 +139,17 @@ class _Said:
     def answered(self, group: Group, verdicts: Sequence[Verdict] | None) -> Sequence[Verdict] | None:
         """The question was answered: what is said now. None: nothing new."""
         self.failed, self.failing_since_s = False, math.inf
-        if not any(isinstance(v, Failed) and v.analyzer == _analysis(group) for v in self.verdicts):
+        if not self.told_failed(group):
             return verdicts
         well = Healthy(analyzer=_analysis(group))
         if verdicts is None:
             self.verdicts = [*findings(self.verdicts), well]
             return None
         return [*verdicts, well]
+
+    def told_failed(self, group: Group) -> bool:
+        """Whether it is told that the group cannot be asked."""
+        return any(isinstance(v, Failed) and v.analyzer == _analysis(group) for v in self.verdicts)
 
 
 def _analysis(group: Group) -> str:
@@ -287,6 +291,7 @@ class StoreAnalysis:
         A group that cannot be asked keeps no other one from being asked.
         """
         before = job.snapshot()
+        self._end_failures(before)
         trains = self._trains(before)
         if not trains and not early_rounds.may_tell(before):
             self._end_early(before)
@@ -368,6 +373,16 @@ class StoreAnalysis:
             and not memory.doubtful
             and now_s >= max(memory.young_until_s, memory.changed_s + NEW_S)
         )
+
+    def _end_failures(self, job: JobSnapshot) -> None:
+        """A new attempt has begun: that the earlier one could not be analyzed is not told any longer."""
+        before = self._memories.get(job.job)
+        if before is None or before.attempt == job.attempt:
+            return
+        memory = self._memory(job)
+        for group in (group for group, said in before.said.items() if said.told_failed(group)):
+            memory.said[group].verdicts = [Healthy(analyzer=_analysis(group))]
+            self._report_open(job, memory, job.attempt, ())
 
     def _trains(self, job: JobSnapshot) -> bool:
         return job.phase is Phase.RUNNING and job.first_step_done

@@ -310,6 +310,18 @@ def test_what_was_healthy_before_is_not_told_for_ever_of_a_group_that_cannot_be_
     assert (well["straggler"], well["analysis of ranks"]) == ("Healthy", "Healthy")
 
 
+def test_a_new_attempt_ends_the_failure_of_the_analysis_before_its_first_step():
+    site = Site()
+    site.turn()
+    site.records.fails = "ranks"
+    for after_s in (TURN_S, FAILING_S):
+        with pytest.raises(OSError, match="no answer"):
+            site.turn(after_s=after_s)
+    site.job.changes |= {"attempt": 1, "phase": Phase.STARTING, "first_step_done": False}
+    site.turn(after_s=TURN_S)
+    assert site.sink.detected["j"] == [Healthy(analyzer="analysis of ranks")]
+
+
 def test_what_was_found_stays_open_while_the_store_cannot_be_asked():
     site = Site()
     site.records.ranks = [finding("straggler", confidence=0.95)]
