@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
+from pulsetrain.analytics.slowness.open_slowdowns import KEPT
 from pulsetrain.analytics.verdict import Finding, Verdict
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.supervisor import FailureCollector
 from pulsetrain.hub.carried_over import CarriedOver
-from pulsetrain.hub.finding_dedup import key
+from pulsetrain.hub.finding_dedup import Key, key
 from pulsetrain.hub.open_since import OpenSince
 
 MOST_REPORTED = 1000
@@ -70,11 +72,12 @@ class Reporter:
         self._carried_over.looked(job)
         begun = [f for f in new if not self._since.goes_on(job, f)]
         self._since.note(job, source, still_open)
+        told_more = self._with_levels(job, [f for f in still_open if f not in new])
         self._of(job).extend(begun)
         failures = FailureCollector()
         with failures.collect("the job's decision"):
             self._jobs[job].observe(new, [f for seen in self._open[job].values() for f in seen])
-        for finding in begun:
+        for finding in [*begun, *told_more]:
             with failures.collect("the record of a finding"):
                 self._writer.finding(finding)
         if new:
@@ -93,6 +96,7 @@ class Reporter:
 
         Those that were open then count as open until this hub has looked for itself.
         """
+        past = _last_told(past)
         self._since.recall(past)
         self._carried_over.take(past, was_open)
         for finding in past:
@@ -153,5 +157,30 @@ class Reporter:
                 del self._forgotten_s[name]
                 self._reported.pop(name, None)
 
+    def _with_levels(self, job: str, still_open: Sequence[Finding]) -> list[Finding]:
+        """Slowdowns that were recorded before it was known what ends them, and now it is.
+
+        They take the place of what was reported, and are recorded once more with its time: without the level
+        a later hub could not tell that they go on.
+        """
+        told_more = []
+        for now in (f for f in still_open if KEPT in f.evidence):
+            of_job = self._of(job)
+            at = next((i for i in reversed(range(len(of_job))) if key(of_job[i]) == key(now)), None)
+            if at is not None and KEPT not in of_job[at].evidence:
+                of_job[at] = replace(now, ts_ns=of_job[at].ts_ns, severity=of_job[at].severity)
+                told_more.append(of_job[at])
+        return told_more
+
     def _of(self, job: str) -> deque[Finding]:
         return self._reported.setdefault(job, deque(maxlen=MOST_REPORTED))
+
+
+def _last_told(past: Iterable[Finding]) -> list[Finding]:
+    """Findings on record, each once: of one that was recorded again with the level before it, that row."""
+    rows: dict[tuple[str, Key, int], Finding] = {}
+    for finding in past:
+        name = (finding.job, key(finding), finding.ts_ns)
+        if name not in rows or KEPT in finding.evidence:
+            rows[name] = finding
+    return list(rows.values())

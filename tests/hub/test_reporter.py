@@ -1,7 +1,10 @@
 """Who hears of a finding, in which order, and what stays open."""
 
+from dataclasses import replace
+
 import pytest
 
+from pulsetrain.analytics.slowness.open_slowdowns import KEPT
 from pulsetrain.analytics.verdict import Healthy
 from pulsetrain.hub.reporter import SHOWN_S, Reporter
 from tests.hub.fakes import Clock, FakeJob, finding
@@ -130,3 +133,26 @@ def test_what_was_reported_of_jobs_that_are_over_is_kept_for_a_week():
     clock.now_s += SHOWN_S + 1
     reporter.forget("j98")
     assert {f.job for f in reporter.reported()} == {"j0", "j98", "j99"}
+
+
+def test_a_slowdown_is_recorded_again_once_it_is_known_what_ends_it(site):
+    """The drift had hardly begun when it was named."""
+    early = finding("fail_slow", severity="warning")
+    later = replace(early, ts_ns=early.ts_ns + 9 * S, evidence={**early.evidence, KEPT: {"limit": 2.0}})
+    site.reporter.report("j", "stored", [early], [early])
+    for _ in range(2):
+        site.reporter.report("j", "stored", [], [later])
+    told = replace(later, ts_ns=early.ts_ns)
+    assert site.writer.written == [early, told]
+    assert site.reporter.reported() == [told]
+    assert len(site.alerts.seen) == 1
+    site.reporter.recall([told, early])  # the next hub reads both rows
+    assert site.reporter.reported() == [told, told]
+
+
+def test_an_earlier_slowdown_keeps_what_was_recorded_of_it(site):
+    early = finding("fail_slow", severity="warning")
+    again = replace(early, ts_ns=early.ts_ns + 900 * S, evidence={KEPT: {"limit": 2.0}})
+    for new in ([early], [], [again], []):
+        site.reporter.report("j", "stored", new, new or [again] * (len(site.writer.written) == 2))
+    assert site.writer.written == site.reporter.reported() == [early, again]
