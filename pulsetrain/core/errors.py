@@ -5,6 +5,7 @@ PulsetrainError
 │   ├── ConfigError       a key or value in the TOML file, the environment or a flag
 │   └── AuthError         the token is missing or wrong
 ├── Unavailable           something outside is away for now (hub, broker, disk): try again
+├── Refused               the store answers, and does not take or answer this
 ├── CorruptData           bytes that fail their checksum or their format
 ├── ProgramRefused        the program that an update wants is not on this node
 ├── SchemaMismatch        a batch whose columns or types are not the record's
@@ -35,6 +36,11 @@ class AuthError(UsageError):
 
 class Unavailable(PulsetrainError):
     """A service or a device is away for now."""
+
+
+class Refused(PulsetrainError):
+    """The store answers, and refuses a statement or rows. It may take them later, in smaller parts, or
+    never."""
 
 
 class CorruptData(PulsetrainError):

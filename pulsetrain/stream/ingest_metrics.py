@@ -29,6 +29,9 @@ class IngestMetrics:
         self.quarantined = self._counter(
             "quarantined_rows", "Rows set aside for an impossible time.", "record"
         )
+        self.set_aside = self._counter(
+            "set_aside_rows", "Rows set aside because the store refuses them alone as well.", "record"
+        )
         self.failures = self._counter(
             "failed_inserts", "Inserts that failed; their rows come again.", "record"
         )

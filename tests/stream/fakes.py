@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from pulsetrain.core.errors import SchemaMismatch, Unavailable
+from pulsetrain.core.errors import Refused, SchemaMismatch, Unavailable
 from pulsetrain.records.batch import decode, encode
 from pulsetrain.records.ddl import OFFSETS, QUARANTINE
 from tests.stream.rows import DAY, table
@@ -15,7 +15,8 @@ class MemoryStore:
 
     `fails` makes inserts fail: "before" they happen, "after" they happened (the response is lost),
     or "ranges":
-    only those of row ranges, before they happen. Rows of a job named "poison" are refused.
+    only those of row ranges, before they happen. Rows of a job named "poison" are refused. More rows than
+    `most`, and each of `refused`, are refused with an error that may pass. "full": so are all.
     """
 
     def __init__(self):
@@ -25,17 +26,23 @@ class MemoryStore:
         self.ranges = []
         self.quarantine = []
         self.fails = ""
+        self.most, self.refused, self.view_fails = 10**9, frozenset(), False
 
-    def insert_raw(self, name, columns, stream, *, token):
+    def insert_raw(self, name, columns, stream, *, token, despite_views=False):
         if self.fails == "before" or (self.fails == "ranges" and name == OFFSETS):
             raise Unavailable("away")
         rows = pa.ipc.open_stream(stream).read_all()
         assert list(columns) == rows.column_names
         if "poison" in str(rows.to_pydict().get("job")):
             raise SchemaMismatch("cannot read")
+        steps = rows.column("step").to_pylist() if "step" in rows.column_names else []
+        if self.fails == "full" or len(steps) > self.most or self.refused.intersection(steps):
+            raise Refused("Code: 241")
         if token is None or token not in self.tokens:
             self.tokens.add(token)
             self._keep(name, rows)
+        if self.view_fails and steps and not despite_views:
+            raise Refused("Code: 241 in a view")
         if self.fails == "after":
             raise Unavailable("the response got lost")
 

@@ -34,6 +34,7 @@ def test_the_names_that_dashboards_and_alerts_rely_on_stay():
         "bytes",
         "refused_batches",
         "quarantined_rows",
+        "set_aside_rows",
         "failed_inserts",
         "waiting_rows",
         "behind_messages",

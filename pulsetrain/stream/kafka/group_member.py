@@ -15,7 +15,7 @@ from pulsetrain.stream.ingest_metrics import IngestMetrics
 from pulsetrain.stream.kafka.client import KafkaConfig
 from pulsetrain.stream.kafka.ingest import Backlog, Ingest
 from pulsetrain.stream.kafka.ingest_config import IngestConfig
-from pulsetrain.stream.store.exactly_once import RowStore
+from pulsetrain.stream.store.row_store import RowStore
 
 log = structlog.get_logger()
 

@@ -34,7 +34,8 @@ from pulsetrain.stream.kafka.group_consumer import GroupConsumer, Rebalance
 from pulsetrain.stream.kafka.ingest_config import IngestConfig
 from pulsetrain.stream.kafka.insert_batch import BatchBuilder, InsertBatch
 from pulsetrain.stream.kafka.partition_buffer import Message, OffsetRange, PartitionBuffer, due, oldest_age_s
-from pulsetrain.stream.store.exactly_once import ExactlyOnceWriter, RowStore
+from pulsetrain.stream.store.exactly_once import ExactlyOnceWriter
+from pulsetrain.stream.store.row_store import RowStore
 
 log = structlog.get_logger()
 

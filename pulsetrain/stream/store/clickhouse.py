@@ -29,7 +29,14 @@ from clickhouse_connect.driver.httpclient import HttpClient
 from urllib3 import Timeout
 from urllib3.exceptions import HTTPError
 
-from pulsetrain.core.errors import AuthError, PulsetrainError, SchemaMismatch, Unavailable, UsageError
+from pulsetrain.core.errors import (
+    AuthError,
+    PulsetrainError,
+    Refused,
+    SchemaMismatch,
+    Unavailable,
+    UsageError,
+)
 from pulsetrain.core.folder_lock import FolderLock
 from pulsetrain.core.urls import split_url
 from pulsetrain.protocol import tls
@@ -47,6 +54,12 @@ Write = Callable[[BinaryIO], object]
 _AUTH_CODES = (516, 192, 193, 194)
 _DATA_CODES = (6, 27, 33, 41, 53, 70, 72, 117, 349)
 """The engine could not read the rows it was given. None of them is stored."""
+_AWAY_CODES = frozenset(
+    {16, 60, 75, 76, 81, 107, 164, 201, 202, 203, 209, 210, 218, 225, 236, 242, 243, 252, 254, 279, 285, 286}
+    | {319, 341, 394, 439, 473, 497, 499, 999}
+)
+"""The table or the server takes nothing now, whatever rows come: it is read-only or full, lacks a table, a
+right or its replicas, is overloaded, or ends."""
 _IDLE_CLIENTS = 8
 CONNECT_S = 5
 SILENT_S = 25
@@ -62,6 +75,7 @@ together with `_TOKEN_SETTINGS`."""
 _TOKEN_SETTINGS: Mapping[str, object] = MappingProxyType(
     {"insert_deduplicate": 1, "deduplicate_blocks_in_dependent_materialized_views": 1}
 )
+_DESPITE_VIEWS: Mapping[str, object] = MappingProxyType({"materialized_views_ignore_errors": 1})
 _SMALL_BYTES = 1 << 20  # up to so many, more threads cost an insert more than they save
 
 
@@ -136,14 +150,29 @@ class Store:
             rows = conform(table, RECORDS[record], SCHEMA_VERSION)
             self._insert(record, rows.column_names, partial(write_ipc, rows), token, rows.nbytes)
 
-    def insert_raw(self, table: str, columns: Sequence[str], stream: bytes, *, token: str | None) -> None:
-        """Store an uncompressed Arrow IPC stream as it is."""
-        self._insert(table, columns, lambda sink: sink.write(stream), token, len(stream))
+    def insert_raw(
+        self,
+        table: str,
+        columns: Sequence[str],
+        stream: bytes,
+        *,
+        token: str | None,
+        despite_views: bool = False,
+    ) -> None:
+        """Store an uncompressed Arrow IPC stream as it is. See `RowStore`."""
+        more = _DESPITE_VIEWS if despite_views else {}
+        self._insert(table, columns, lambda sink: sink.write(stream), token, len(stream), more)
 
     def _insert(
-        self, table: str, columns: Sequence[str], write: Write, token: str | None, size_bytes: int
+        self,
+        table: str,
+        columns: Sequence[str],
+        write: Write,
+        token: str | None,
+        size_bytes: int,
+        more: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
-        settings = dict(_INSERT_SETTINGS)
+        settings = {**_INSERT_SETTINGS, **more}
         if size_bytes <= _SMALL_BYTES:
             settings["max_threads"] = 1
         if token is not None:
@@ -351,7 +380,8 @@ def _errors(name: str) -> Iterator[None]:
             raise AuthError(f"store {name} refuses the token") from error
         if code in _DATA_CODES:
             raise SchemaMismatch(f"store {name}: {_line(error)}") from error
-        raise PulsetrainError(f"store {name}: {_line(error)}") from error
+        refused = Refused if code is not None and code not in _AWAY_CODES else PulsetrainError
+        raise refused(f"store {name}: {_line(error)}") from error
 
 
 def _line(error: Exception) -> str:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import pyarrow as pa
 import structlog
@@ -26,23 +25,16 @@ from pulsetrain.records import ddl
 from pulsetrain.records.arrow import arrow_schema
 from pulsetrain.records.batch import Batch
 from pulsetrain.stream.ingest_metrics import IngestMetrics
-from pulsetrain.stream.queries.queryable import Queryable
 from pulsetrain.stream.store import quarantine
 from pulsetrain.stream.store.clickhouse import ipc
 from pulsetrain.stream.store.insert_group import InsertGroup, RowRange, encode_group, part_of
 from pulsetrain.stream.store.journal import Journal
 from pulsetrain.stream.store.node_times import NodeTimes
+from pulsetrain.stream.store.refused_rows import RefusedRows
+from pulsetrain.stream.store.row_store import RowStore
 from pulsetrain.stream.store.stored_rows import Claim, StoredRows, node_of, ranges_table
 
 log = structlog.get_logger()
-
-
-class RowStore(Queryable, Protocol):
-    """What rows are written to."""
-
-    def insert_raw(self, table: str, columns: Sequence[str], stream: bytes, *, token: str | None) -> None:
-        """Store an uncompressed Arrow IPC stream. Raises `SchemaMismatch` or `Unavailable`."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +74,7 @@ class ExactlyOnceWriter:
         self._stored, self._times = StoredRows(clock), NodeTimes(clock)
         self._unsaved: dict[tuple[str, str, int], int] = {}
         self._unsaved_tokens: list[str] = []
+        self._rows = RefusedRows(store, clock, metrics, journal, self._part_stored)
 
     def load(self) -> None:
         """Read again which rows are stored. Nothing may be on its way into the store."""
@@ -144,22 +137,22 @@ class ExactlyOnceWriter:
         """Store the rows. After any failure it may be called again with the same argument.
 
         Raises `SchemaMismatch` where the engine cannot read the rows, which then are not stored. Raises
-        `Unavailable` or `OSError` (journal) where it may work later.
+        `Unavailable`, `Refused` or `OSError` (journal) where it may work later. What is refused for long is
+        stored in parts, and single rows go to the quarantine: see `RefusedRows`.
         """
-        group = prepared.group
+        group, aside = prepared.group, 0
         if prepared.claims:
             self._insert_quarantined(prepared)
-            if self._journal is not None:
-                self._journal.write(group)
-            self._insert_group(group)
+            aside = self._insert_group(group)
             self._unsaved_tokens.append(group.token)
         for claim in prepared.claims:
             self._unsaved[(claim.merged.source, group.record, claim.merged.first)] = claim.merged.end
-        self._count(prepared)
+        self._count(prepared, aside)
 
     def discard(self, prepared: PreparedInsert) -> None:
         """Give up an insert that did not happen and will not: its rows are no longer known."""
         self._stored.release(prepared.group.record, prepared.claims)
+        self._rows.forget(prepared.group.token)
         if self._journal is not None:
             self._journal.forget(prepared.group.token)
 
@@ -196,10 +189,22 @@ class ExactlyOnceWriter:
             sources=frozenset(batch.source for batch in batches),
         )
 
-    def _insert_group(self, group: InsertGroup) -> None:
+    def _insert_group(self, group: InsertGroup) -> int:
+        """Store the rows of a group. Returns how many of them the store refuses and are set aside."""
         if group.rows:
-            with self._metrics.insert(group.record):
-                self._store.insert_raw(group.record, group.columns, group.data, token=group.token)
+            return self._rows.insert(group)
+        if self._journal is not None:
+            self._journal.write(group)
+        return 0
+
+    def _part_stored(self, part: InsertGroup) -> None:
+        """A part of an insert is done with, while the others are not."""
+        for rows in part.ranges:
+            name = (rows.source, part.record, rows.first)
+            self._unsaved[name] = max(self._unsaved.get(name, 0), rows.end)
+        self._unsaved_tokens.append(part.token)
+        if self._journal is None:
+            self.save_ranges()
 
     def _insert_quarantined(self, prepared: PreparedInsert) -> None:
         rows = prepared.quarantined
@@ -207,9 +212,9 @@ class ExactlyOnceWriter:
             token = f"{prepared.group.token}:quarantine"
             self._store.insert_raw(ddl.QUARANTINE, rows.column_names, ipc(rows), token=token)
 
-    def _count(self, prepared: PreparedInsert) -> None:
+    def _count(self, prepared: PreparedInsert, aside: int) -> None:
         record, metrics = prepared.group.record, self._metrics
-        metrics.rows.labels(record).inc(prepared.group.rows if prepared.claims else 0)
+        metrics.rows.labels(record).inc(prepared.group.rows - aside if prepared.claims else 0)
         metrics.repeated.labels(record).inc(prepared.repeated_rows)
         for source in prepared.sources:
             metrics.seen.labels(node_of(source)).set(self._clock.wall_ns() / 1e9)

@@ -6,6 +6,7 @@ a journal keeps. What the group is (record, token, row ranges) stands in the met
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +14,10 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from pulsetrain.core.errors import CorruptData
+from pulsetrain.stream.store.quarantine import Quarantined
 
 _METADATA = b"pulsetrain.group"
+_PART = "~"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +79,8 @@ def encode_group(
     )
 
 
-def part_of(group: InsertGroup, wanted: Sequence[RowRange]) -> InsertGroup | None:
-    """The group with only the rows of `wanted`, which lie in its ranges, under its token.
+def part_of(group: InsertGroup, wanted: Sequence[RowRange], token: str = "") -> InsertGroup | None:
+    """The group with only the rows of `wanted`, which lie in its ranges, under `token`, else under its own.
 
     None where it is not known which rows those are: an older version has not noted which of them went to the
     quarantine.
@@ -93,7 +96,53 @@ def part_of(group: InsertGroup, wanted: Sequence[RowRange]) -> InsertGroup | Non
                 pieces.append(table.slice(begin + first - rows.first, end - first))
                 kept.append(RowRange(source=rows.source, first=first, end=end))
         begin += rows.end - rows.first
-    return encode_group(group.record, group.token, wanted, pa.concat_tables(pieces), kept)
+    return encode_group(group.record, token or group.token, wanted, pa.concat_tables(pieces), kept)
+
+
+def halves(group: InsertGroup) -> tuple[InsertGroup, InsertGroup] | None:
+    """The two halves of a group's rows. The token of each tells which rows of the group they are.
+
+    None where there is one row, or it is not known which rows they are.
+    """
+    middle, at = group.rows // 2, 0
+    first: list[RowRange] = []
+    second: list[RowRange] = []
+    for rows in group.kept:
+        cut = min(max(rows.first, rows.first + middle - at), rows.end)
+        first += [RowRange(source=rows.source, first=rows.first, end=cut)] * (rows.first < cut)
+        second += [RowRange(source=rows.source, first=cut, end=rows.end)] * (cut < rows.end)
+        at += rows.end - rows.first
+    if not first or not second:
+        return None
+    one, other = (part_of(group, half, _part_token(group.token, half)) for half in (first, second))
+    return (one, other) if one is not None and other is not None else None
+
+
+def is_part(token: str) -> bool:
+    """Whether a token is that of a part which `halves` made."""
+    return _PART in token
+
+
+def _part_token(token: str, rows: Sequence[RowRange]) -> str:
+    identity = json.dumps([(r.source, r.first, r.end) for r in rows]).encode()
+    return token.partition(_PART)[0] + _PART + hashlib.blake2b(identity, digest_size=8).hexdigest()
+
+
+def pieces_of(group: InsertGroup, reason: str) -> list[Quarantined]:
+    """The group's rows for the quarantine. Where it is not known whose they are, as those of the first."""
+    table = pa.ipc.open_stream(group.data).read_all()
+    known = sum(r.end - r.first for r in group.kept) == group.rows
+    pieces, begin = [], 0
+    for rows in group.kept if known else group.ranges[:1]:
+        count = rows.end - rows.first if known else group.rows
+        part = table.slice(begin, count)
+        pieces.append(
+            Quarantined(
+                record=group.record, source=rows.source, first_row=rows.first, rows=part, reason=reason
+            )
+        )
+        begin += count
+    return pieces
 
 
 def decode_group(data: bytes) -> InsertGroup:

@@ -29,8 +29,9 @@ from pulsetrain.core.supervisor import LoopStatus, LoopThread
 from pulsetrain.records.batch import Batch
 from pulsetrain.stream.ingest_metrics import IngestMetrics
 from pulsetrain.stream.store.batch_queue import BatchQueue, IntakeConfig, WaitingBatch
-from pulsetrain.stream.store.exactly_once import ExactlyOnceWriter, PreparedInsert, RowStore
+from pulsetrain.stream.store.exactly_once import ExactlyOnceWriter, PreparedInsert
 from pulsetrain.stream.store.journal import Journal
+from pulsetrain.stream.store.row_store import RowStore
 
 log = structlog.get_logger()
 

@@ -54,6 +54,7 @@ class Quarantined:
     first_row: int
     rows: pa.Table
     kept: tuple[tuple[int, int], ...] = ()
+    reason: str = "time before 2000 or more than a day ahead"
 
 
 def separate(record: str, pieces: Sequence[Piece], now_ns: int) -> tuple[list[pa.Table], list[Quarantined]]:
@@ -109,13 +110,19 @@ def table(quarantined: Sequence[Quarantined]) -> pa.Table:
                 "source": each.source,
                 "first_row": each.first_row,
                 "rows": each.rows.num_rows,
-                "reason": "time before 2000 or more than a day ahead",
+                "reason": each.reason,
                 "data": base64.b64encode(_ipc(each.rows)).decode(),
             }
             for each in quarantined
         ],
         schema=SCHEMA,
     )
+
+
+def without_data(quarantined: pa.Table) -> pa.Table:
+    """Rows of `table` without what they hold: the store does not take even that."""
+    column = quarantined.column_names.index("data")
+    return quarantined.set_column(column, "data", pa.array([""] * quarantined.num_rows, pa.string()))
 
 
 def _ipc(rows: pa.Table) -> bytes:

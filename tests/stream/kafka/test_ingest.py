@@ -77,7 +77,7 @@ def test_an_insert_is_announced_before_it_happens(monkeypatch, topic, store):
     seen = []
     keep = store.insert_raw
 
-    def insert_raw(name, columns, stream, *, token):
+    def insert_raw(name, columns, stream, *, token, **how):
         seen.append((name, dict(topic.committed)[TopicPartition("steps", 0)]))
         keep(name, columns, stream, token=token)
 
@@ -334,7 +334,7 @@ def test_a_successor_of_a_member_that_died_amid_the_parts_stores_each_row_once(m
     killed = make_ingest(monkeypatch, topic, store)
     keep = store.insert_raw
 
-    def insert_raw(name, columns, stream, *, token):
+    def insert_raw(name, columns, stream, *, token, **how):
         if str(token).startswith("steps:0:2-3:"):
             killed.ingest.stop()
             raise Unavailable("away")

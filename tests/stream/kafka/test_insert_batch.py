@@ -35,7 +35,7 @@ class Store:
     def __init__(self, failures=0):
         self.inserted, self.tokens, self.failures = {}, [], failures
 
-    def insert_raw(self, name, columns, stream, *, token):
+    def insert_raw(self, name, columns, stream, *, token, **how):
         if self.failures:
             self.failures -= 1
             raise Unavailable("away")

@@ -7,14 +7,15 @@ import sys
 import textwrap
 import threading
 
+import pyarrow as pa
 import pytest
 
-from pulsetrain.core.errors import PulsetrainError, SchemaMismatch, Unavailable, UsageError
+from pulsetrain.core.errors import PulsetrainError, Refused, SchemaMismatch, Unavailable, UsageError
 from pulsetrain.records import ddl
 from pulsetrain.records.schema import RECORDS
 from pulsetrain.stream.queries import storage
 from pulsetrain.stream.store import clickhouse
-from pulsetrain.stream.store.clickhouse import Store, open_store
+from pulsetrain.stream.store.clickhouse import Store, ipc, open_store
 from tests.repository import ROOT
 from tests.stream.rows import DAY, table
 
@@ -243,3 +244,23 @@ def test_a_server_that_never_answers_is_unavailable_after_a_while(monkeypatch):
     monkeypatch.setattr(clickhouse, "SILENT_S", 1)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(Unavailable, match="not answer"):
         open_store(f"http://127.0.0.1:{silent.getsockname()[1]}")
+
+
+def test_a_table_whose_view_fails_takes_rows_once_despite_it(chdb_store):
+    for statement in (
+        "CREATE TABLE viewed (x UInt64) ENGINE = MergeTree ORDER BY x "
+        "SETTINGS non_replicated_deduplication_window = 100",
+        "CREATE TABLE copied (x UInt64) ENGINE = MergeTree ORDER BY x",
+        "CREATE MATERIALIZED VIEW failing TO copied AS SELECT x + throwIf(x = 3) AS x FROM viewed",
+    ):
+        chdb_store.command(statement)
+    stream = ipc(pa.table({"x": pa.array([1, 2, 3], pa.uint64())}))
+    try:
+        for _ in range(2):
+            with pytest.raises(Refused):
+                chdb_store.insert_raw("viewed", ["x"], stream, token="t")
+        chdb_store.insert_raw("viewed", ["x"], stream, token="t", despite_views=True)
+        assert chdb_store.query("SELECT count() AS rows FROM viewed").to_pylist() == [{"rows": 3}]
+    finally:
+        for statement in ("DROP VIEW failing", "DROP TABLE copied", "DROP TABLE viewed"):
+            chdb_store.command(statement)
