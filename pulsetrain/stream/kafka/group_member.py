@@ -26,8 +26,9 @@ STALE_S = 60.0  # a store that is away is waited for
 class GroupMember:
     """An `Ingest` that is created again whenever Kafka fails it. Runs here or on a thread of its own.
 
-    The first one is created by the constructor, so that a wrong address is the caller's error. `watch` is
-    told after each look at Kafka how far behind this member is.
+    The first one is created by the constructor, so that a wrong address is the caller's error. With `waits`
+    brokers that are away then are waited for by `run`. `watch` is told after each look at Kafka how far
+    behind this member is.
     """
 
     def __init__(
@@ -38,13 +39,21 @@ class GroupMember:
         config: IngestConfig | None = None,
         metrics: IngestMetrics | None = None,
         watch: Callable[[Backlog], None] | None = None,
+        *,
+        waits: bool = False,
     ) -> None:
         self.metrics = metrics or IngestMetrics()
         self._create = partial(Ingest, kafka, store, clock, config, self.metrics)
         self._watch = watch
         self._stopped = threading.Event()
-        self._ingest = self._create()
         self._monitor = LoopMonitor("kafka ingest", stale_after_s=STALE_S, clock=clock)
+        self._ingest: Ingest | None = None
+        try:
+            self._ingest = self._create()
+        except Unavailable as error:
+            if not waits:
+                raise
+            self._monitor.failed(error)
         self._thread = threading.Thread(target=self.run, args=[Exception], name="ingest", daemon=True)
 
     def status(self) -> LoopStatus:
@@ -56,7 +65,9 @@ class GroupMember:
 
         Once it is stopped, brokers or a store that are away are no error: the next owner goes on.
         """
-        while not self._stopped.is_set():
+        if self._ingest is None:
+            self._restart(survived)
+        while self._ingest is not None and not self._stopped.is_set():
             try:
                 self._ingest.run(self._looked)
             except (survived, PulsetrainError) as error:
@@ -72,13 +83,14 @@ class GroupMember:
     def stop(self) -> None:
         """Store what is gathered and end. `run` returns then. A thread is waited for."""
         self._stopped.set()
-        self._ingest.stop()
+        if self._ingest is not None:
+            self._ingest.stop()
         if self._thread.is_alive():
             self._thread.join(timeout=30)
 
     def _looked(self) -> None:
         self._monitor.completed()
-        if self._watch is not None:
+        if self._watch is not None and self._ingest is not None:
             self._watch(self._ingest.backlog())
 
     def _restart(self, survived: type[Exception]) -> None:

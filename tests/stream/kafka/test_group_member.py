@@ -45,11 +45,11 @@ class Script:
 
 @pytest.fixture
 def member(monkeypatch):
-    def make(*outcomes, watch=None):
+    def make(*outcomes, watch=None, waits=False):
         script = Script(*outcomes)
         monkeypatch.setattr(group_member, "Ingest", script)
         monkeypatch.setattr(group_member, "_RESTART_S", 0.0)
-        return GroupMember(None, None, SystemClock(), watch=watch), script
+        return GroupMember(None, None, SystemClock(), watch=watch, waits=waits), script
 
     return make
 
@@ -112,3 +112,27 @@ def test_who_watches_is_told_the_backlog_after_each_look(member):
     made.run()
     ending.join(timeout=10)
     assert seen == ["backlog 1", "backlog 2"]
+
+
+def test_one_that_waits_takes_messages_once_the_brokers_are_there(member):
+    away = [("start", Unavailable("no brokers"))] * 3
+    made, script = member(*away, waits=True)
+    assert (made.status().failures, made.status().last_error) == (1, "Unavailable: no brokers")
+    made.start()
+    end_deadline = time.monotonic() + 10
+    while made.status().turns == 0 and time.monotonic() < end_deadline:
+        time.sleep(0.01)
+    made.stop()
+    assert (script.made, made.status().turns) == (1, 1)
+
+
+def test_one_that_waits_does_not_wait_for_a_wrong_password(member):
+    with pytest.raises(AuthError):
+        member(("start", AuthError("refused")), waits=True)
+
+
+def test_one_that_waits_can_be_stopped_before_the_brokers_came(member):
+    made, script = member(("start", Unavailable("no brokers")), waits=True)
+    made.stop()
+    made.run()
+    assert script.made == 0
