@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -43,6 +44,11 @@ from pulsetrain.stream.store.clickhouse import Store, open_store
 
 log = structlog.get_logger()
 
+STORE_PATIENCE_S = 600.0
+"""For so long a hub that starts waits for a store that does not answer. The tries themselves come on top."""
+STORE_AGAIN_S, STORE_LONGEST_AGAIN_S = 1.0, 15.0
+"""The first and the longest pause between two tries."""
+
 
 def serve(data: Path, settings: Settings, say: Callable[[str], None]) -> None:
     """Run a hub on folder `data` until SIGINT or SIGTERM. `say` prints one line for people.
@@ -57,8 +63,15 @@ def serve(data: Path, settings: Settings, say: Callable[[str], None]) -> None:
     make_folder(data)
     certificate = shown_certificate(config)
     listener = bind(config.host, config.port)
-    store = open_store(config.store or f"chdb://{data / 'store'}", engine=settings.store)
-    store.migrate()
+    store_url = config.store or f"chdb://{data / 'store'}"
+    try:
+        store = open_tables(store_url, settings)
+    except Unavailable as error:
+        if store_url.startswith("chdb"):
+            raise
+        listener.close()  # whoever connects is told at once that nobody answers
+        store = wait_for_store(lambda: open_tables(store_url, settings), error, say)
+        listener = bind(config.host, config.port)
     url = own_url(config.host, listener.getsockname()[1], tls=certificate is not None)
     token = config.token.strip() or kept_token(data)
     with contextlib.ExitStack() as stack:
@@ -88,6 +101,40 @@ def serve(data: Path, settings: Settings, say: Callable[[str], None]) -> None:
         say(f"data       {data}")
         collect_seldom()
         run_server(parts, listener, certificate)
+
+
+def open_tables(url: str, settings: Settings) -> Store:
+    """The store with all its tables. Raises `UsageError`, and `Unavailable` where it does not answer."""
+    store = open_store(url, engine=settings.store)
+    try:
+        store.migrate()
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def wait_for_store(
+    opens: Callable[[], Store],
+    error: Unavailable,
+    say: Callable[[str], None],
+    sleep: Callable[[float], None] = time.sleep,
+) -> Store:
+    """Open a store that did not answer, once it does. What waiting cannot change is raised at once.
+
+    Raises `Unavailable` after `STORE_PATIENCE_S`.
+    """
+    say(f"waiting    {error}")
+    waited_s, pause_s = 0.0, STORE_AGAIN_S
+    while True:
+        sleep(pause_s)
+        waited_s, pause_s = waited_s + pause_s, min(2 * pause_s, STORE_LONGEST_AGAIN_S)
+        try:
+            return opens()
+        except Unavailable as again:
+            log.warning("store_away", error=str(again), waited_s=waited_s)
+            if waited_s >= STORE_PATIENCE_S:
+                raise
 
 
 @contextlib.contextmanager
@@ -227,12 +274,12 @@ def write_address(data: Path, facts: dict[str, object]) -> None:
 def kafka_ingest(servers: str, store: Store) -> Iterator[Statuses]:
     """A member of the ingest group on a thread of this hub, and its loop's status.
 
-    A broker that goes away is waited for.
+    Brokers that are away are waited for, also at the start. Raises `UsageError` of Kafka.
     """
     from pulsetrain.hub.ingest import kafka_config
     from pulsetrain.stream.kafka.group_member import GroupMember
 
-    member = GroupMember(kafka_config(None, {"servers": servers}), store, SystemClock())
+    member = GroupMember(kafka_config(None, {"servers": servers}), store, SystemClock(), waits=True)
     member.start()
     try:
         yield lambda: [member.status()]

@@ -8,9 +8,17 @@ import stat
 
 import pytest
 
-from pulsetrain.core.errors import UsageError
+from pulsetrain.core.errors import AuthError, Unavailable, UsageError
 from pulsetrain.core.process_identity import is_process
-from pulsetrain.hub.serve import bind, kept_token, make_folder, write_address
+from pulsetrain.hub.serve import (
+    STORE_LONGEST_AGAIN_S,
+    STORE_PATIENCE_S,
+    bind,
+    kept_token,
+    make_folder,
+    wait_for_store,
+    write_address,
+)
 
 
 def mode(path):
@@ -66,3 +74,40 @@ def test_an_address_that_is_not_this_machines_is_one_line_with_its_flag(host):
 def test_port_0_takes_a_free_one():
     with bind("127.0.0.1", 0) as listener:
         assert listener.getsockname()[1] > 0
+
+
+class Away:
+    """A store that does what a list says, the last for ever."""
+
+    def __init__(self, *outcomes):
+        self.outcomes, self.said, self.pauses = list(outcomes), [], []
+
+    def open(self):
+        outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def wait(self):
+        return wait_for_store(self.open, Unavailable("store x is away"), self.said.append, self.pauses.append)
+
+
+def test_a_store_that_is_away_at_the_start_is_waited_for_with_one_line():
+    away = Away(*[Unavailable("refused")] * 6, "the store")
+    assert away.wait() == "the store"
+    assert away.said == ["waiting    store x is away"]
+    assert away.pauses == [1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0]
+
+
+def test_a_wrong_password_is_not_waited_for():
+    away = Away(Unavailable("refused"), AuthError("store x refuses the token"))
+    with pytest.raises(AuthError):
+        away.wait()
+    assert len(away.pauses) == 2
+
+
+def test_a_store_that_stays_away_is_an_error_in_the_end():
+    away = Away(Unavailable("refused"))
+    with pytest.raises(Unavailable, match="refused"):
+        away.wait()
+    assert STORE_PATIENCE_S <= sum(away.pauses) <= STORE_PATIENCE_S + STORE_LONGEST_AGAIN_S
