@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsetrain.core.errors import Unavailable
+from pulsetrain.core.errors import Refused, Unavailable
+from pulsetrain.stream.ingest_metrics import IngestMetrics
+from pulsetrain.stream.store.exactly_once import ExactlyOnceWriter
 from pulsetrain.stream.store.intake import Intake
 from pulsetrain.stream.store.refused_rows import PATIENCE_S
 from tests.stream.fakes import MemoryStore, StillClock, batch
@@ -89,6 +91,37 @@ def test_rows_whose_view_fails_are_stored_once(site):
     site.store.view_fails = True
     site.send(batch(0, 10), for_s=PATIENCE_S + 5)
     assert sorted(site.store.rows) == list(range(10))
+
+
+def test_without_a_journal_the_ranges_of_each_part_are_saved_before_the_next_is_tried():
+    """As with Kafka: whoever takes over repeats what is left."""
+    store, clock = MemoryStore(), StillClock()
+    writer = ExactlyOnceWriter(store, clock, IngestMetrics())
+    prepared = writer.prepare("steps", [batch(0, 16)], "t:0-16")
+    store.most, store.refused = 4, frozenset({9})
+    for _ in range(2):
+        with pytest.raises(Refused):
+            writer.insert(prepared)
+        clock.now_s += PATIENCE_S / 2
+    keep, left = store.insert_raw, iter([0] * 8)
+
+    def dies(name, *parts, **how):
+        if name == "steps" and next(left, None) is None:
+            raise Unavailable("away")
+        keep(name, *parts, **how)
+
+    store.insert_raw = dies
+    with pytest.raises(Unavailable):
+        writer.insert(prepared)
+    store.insert_raw, stored = keep, sorted(store.rows)
+    assert stored
+    next_one = ExactlyOnceWriter(store, clock, IngestMetrics())
+    next_one.load()
+    rest = next_one.prepare("steps", [batch(0, 16)], "t:0-16")
+    assert rest.new_rows == (16 - len(stored) - len(store.quarantine),)
+    writer.insert(prepared)  # or it goes on itself
+    assert sorted(store.rows) == [n for n in range(16) if n != 9]
+    assert [row["first_row"] for row in store.quarantine] == [9]
 
 
 STEPS = st.sampled_from(["send", "away", "lost", "back", "full", "kill", "wait"])
