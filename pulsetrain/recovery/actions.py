@@ -210,9 +210,24 @@ async def _failed_once_back(
 
 
 async def _back_off(job: JobState) -> None:
-    """Wait before the next launch where attempts fail again and again. Who ends the job ends the wait."""
-    while job.launches_in_s() > 0 and not job.ended_by:
+    """Wait before the next launch where attempts fail again and again. Who ends the job ends the wait.
+
+    So do nodes that come back with ranks which nobody has ended: nothing may have to be launched.
+    """
+    _count_loss(job)
+    while job.launches_in_s() > 0 and not job.ended_by and not returning.awaited(job):
         await asyncio.sleep(POLL_S)
+
+
+def _count_loss(job: JobState) -> None:
+    """Count a lost node, once, and let the next launch wait where nodes are lost again and again."""
+    recovery = job.recovery
+    if recovery is None or recovery.loss_counted or recovery.rolled_back or returning.awaited(job):
+        return
+    if recovery.fault.event is Event.NODE_LOST:
+        recovery.loss_counted = recovery.fault.node
+        wait_s = job.back_off.lost(recovery.fault.node, step=recovery.from_step, ran_s=_ran_s(job, recovery))
+        recovery.launch_at_s = max(recovery.launch_at_s, recovery.began_s + wait_s)
 
 
 def _stays(job: JobState, fault: Fault) -> bool:
@@ -312,11 +327,15 @@ def _stuck(job: JobState) -> str:
 
 def _wait_s(job: JobState, recovery: Recovery) -> float:
     """How long the next launch has to wait. One that loads another checkpoint than the last one need not."""
-    fault, attempt = recovery.fault, job.attempt
-    if fault.event is Event.START_FAILED and job.restarts.unrestorable:
+    if recovery.fault.event is Event.START_FAILED and job.restarts.unrestorable:
         return 0.0
-    ran_ns = fault.detected_ns - attempt.started_ns if attempt.first_step_done else 0
-    return job.back_off.failed(step=recovery.from_step, ran_s=ran_ns / 1e9)
+    return job.back_off.failed(step=recovery.from_step, ran_s=_ran_s(job, recovery))
+
+
+def _ran_s(job: JobState, recovery: Recovery) -> float:
+    """How long the attempt ran until its fault, 0 where it did not do a step."""
+    attempt = job.attempt
+    return (recovery.fault.detected_ns - attempt.started_ns) / 1e9 if attempt.first_step_done else 0.0
 
 
 async def replace(job: JobState) -> Outcome:
@@ -336,7 +355,7 @@ async def replace(job: JobState) -> Outcome:
     if job.phase is Phase.WAITING and (away_state.awaited(job) or returning.awaited(job)):
         return None  # who comes back takes its place again, with the state that it has in memory
     before = members.active()
-    for promotion in members.fill_world(job.resizing.size, job.resizing.sizes):
+    for promotion in members.fill_world(job.resizing.size, job.resizing.sizes, job.back_off.losses):
         detail = {"node_rank": promotion.node_rank, "replaces": promotion.replaces}
         job.write("standby_promoted", detail, node=promotion.node)
     if not resume_nodes.awaits_image(job):

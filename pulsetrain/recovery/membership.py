@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.late_rows import column
@@ -295,9 +296,12 @@ class Membership:
         name = before.nodes[node_rank]
         return "" if name in self.nodes else name
 
-    def fill_world(self, count: int, sizes: WorldSizes) -> list[Promotion]:
+    def fill_world(
+        self, count: int, sizes: WorldSizes, losses: Mapping[str, int] = MappingProxyType({})
+    ) -> list[Promotion]:
         """Form the first world, or replace lost nodes by standbys. Returns who replaced whom.
 
+        Standbys that were lost lately, as `losses` counts, are promoted last.
         A world of another size is put together anew. Then nobody replaces anybody. Who is left out stands by.
         """
         standby = [n.hello for n in self.standbys()]
@@ -312,7 +316,7 @@ class Membership:
         elif self.world:
             for node in self.active():
                 node.state = node.state if self.may_use(node) else NodeState.STANDBY
-            self.world = world.replace_nodes(self.world, kept, standby)
+            self.world = world.replace_nodes(self.world, kept, standby, losses)
         else:
             order = self.before.nodes if self.before is not None and self.survived() else ()
             self.world = world.form_world(standby, count, order)

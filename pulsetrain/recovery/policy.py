@@ -122,7 +122,8 @@ class Policy:
     restart_wait_s: float = 1.0
     """How long to wait before a launch after the second fault in a row. It doubles with each further one.
 
-    A fault after 5 new steps, or after `restart_progress_s`, is a first one: it never waits. 0: none does."""
+    A fault after 5 new steps, or after `restart_progress_s`, is a first one: it never waits. Lost nodes count
+    apart: from the second loss in a row of the same node, or from the third of any. 0: nobody waits."""
     longest_restart_wait_s: float = 60.0
     """The longest wait before a launch."""
     restart_progress_s: float = 60.0

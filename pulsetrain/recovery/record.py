@@ -81,19 +81,19 @@ class Recovery:
     """Collects the moments of one recovery, all in UTC nanoseconds.
 
     `from_step` is the newest step before the fault, `from_nodes` are the nodes of the world then and
-    `from_agents` their agents, and `image` the processes that are to be restored. `lose_progress`: where
-    they cannot be, the job may begin anew. `restart_counted`: it was counted as one of the restarts that
-    the job may use, `node_counted` as a fault of its node. `users_own`: an exception of the user's own
-    code ended the first rank. `launch_at_s`: not launched before that, in monotonic seconds. `none_kept`:
-    why no process of a rank was kept, "" where those could be that were healthy. `parked` says how many
-    processes of each node wait to go on. `rolled_back`: an update of the program was at fault, and was
-    taken back. `unexplained`: it was counted as a fault that names nobody, and `replayed`: training was
-    replayed for it. `replay_named` are the nodes that go because of that. `state_awaited_of` are the lost
-    nodes for whose state it waits since `state_awaited_s`, in monotonic seconds, until `state_given_up`,
-    or until `steps_given_up` where not all steps would be lost. `state_awaited_steps` are those that
-    would be, and `step_s` is the time that one took, 0 while unknown. `began_s` is when it began, in
-    monotonic seconds. `hung`: a hang was named, and not yet acted on, or all ranks that ended blame a
-    peer. torch's own timeout ends ranks that wait, then.
+    `from_agents` their agents, and `image` the processes that are to be restored. `lose_progress`: where they
+    cannot be, the job may begin anew. `restart_counted`: it was counted as one of the restarts that the job
+    may use. `loss_counted` names the node that was counted as lost. `node_counted`: it was, as a fault of its
+    node. `users_own`: an exception of the user's own code ended the first rank. `launch_at_s`: not launched
+    before that, in monotonic seconds. `none_kept`: why no process of a rank was kept, "" where those could be
+    that were healthy. `parked` says how many processes of each node wait to go on. `rolled_back`: an update
+    of the program was at fault, and was taken back. `unexplained`: it was counted as a fault that names
+    nobody, and `replayed`: training was replayed for it. `replay_named` are the nodes that go because of
+    that. `state_awaited_of` are the lost nodes for whose state it waits since `state_awaited_s`, in monotonic
+    seconds, until `state_given_up`, or until `steps_given_up` where not all steps would be lost.
+    `state_awaited_steps` are those that would be, and `step_s` is the time that one took, 0 while unknown.
+    `began_s` is when it began, in monotonic seconds. `hung`: a hang was named, and not yet acted on, or all
+    ranks that ended blame a peer. torch's own timeout ends ranks that wait, then.
     """
 
     fault: Fault
@@ -106,6 +106,7 @@ class Recovery:
     fetch_ns: int = 0
     resumed_step: int = -1
     restart_counted: bool = False
+    loss_counted: str = ""
     launch_at_s: float = 0.0
     node_counted: bool = False
     users_own: bool = False

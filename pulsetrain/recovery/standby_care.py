@@ -212,7 +212,9 @@ def _late(job: JobState) -> list[Node]:
         return []  # a first world is formed: nobody is promoted
     size = max(job.resizing.size, job.resizing.fit(members.available(forming=False)))
     missing = max(0, size - len(members.healthy()))
-    spare = sorted((n for n in members.standbys() if n.name not in members.failed), key=lambda n: n.name)
+    losses = job.back_off.losses
+    spare = [n for n in members.standbys() if n.name not in members.failed]
+    spare.sort(key=lambda n: (losses[n.name], n.name))
     oldest_s = job.services.clock.monotonic_s() - policy.standby_check_s - LATE_S
     late = [node for node in spare if node.passed_s < oldest_s]
     return late if any(node in late for node in spare[:missing]) else []

@@ -340,6 +340,8 @@ class JobState:
         if recovery is None:
             return
         self._count_idle(recovery.fault, -1)
+        if recovery.loss_counted:
+            self.back_off.found(recovery.loss_counted)
         times_s = self.restarts.by_node.get(recovery.fault.node, [])
         if recovery.node_counted and times_s and times_s[-1] >= recovery.began_s:
             times_s.pop()

@@ -61,15 +61,18 @@ def form_world(hellos: Iterable[Hello], nnodes: int, before: Sequence[str] = ())
 
 
 def replace_nodes(
-    world: Sequence[WorldNode], healthy: Iterable[str], standbys: Iterable[Hello]
+    world: Sequence[WorldNode],
+    healthy: Iterable[str],
+    standbys: Iterable[Hello],
+    losses: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[WorldNode, ...]:
-    """The world with a standby for each unhealthy node, lowest name first.
+    """The world with a standby for each unhealthy node, lowest name first. Who was lost often comes last.
 
     Survivors keep their node_rank, so that each still has its own ranks' state in memory. Where no standby is
     left, the world keeps the name of the lost node.
     """
     alive = set(healthy)
-    spare = iter(sorted(standbys, key=lambda hello: hello.node))
+    spare = iter(sorted(standbys, key=lambda hello: (losses.get(hello.node, 0), hello.node)))
     members = []
     for member in world:
         if member.node in alive or (hello := next(spare, None)) is None:

@@ -25,6 +25,37 @@ def test_new_steps_make_the_next_fault_a_first_one():
     assert waits((9, 1), (9, 1), (10 + PROGRESS_STEPS, 1), (10 + PROGRESS_STEPS, 1)) == [0, 1, 0, 1]
 
 
+def losses(nodes, step=-1):
+    back_off = BackOff(LIMITS)
+    return [back_off.lost(node, step=step, ran_s=1.0) for node in nodes]
+
+
+def test_losses_of_one_node_in_a_row_wait_from_the_second_one_and_of_many_from_the_third():
+    assert losses("aaaa") == [0, 1, 2, 4]
+    assert losses("abcd") == [0, 0, 1, 2]
+    assert losses("abab") == [0, 0, 1, 2]
+
+
+def test_progress_forgives_losses_whatever_fault_follows_it():
+    back_off = BackOff(LIMITS)
+    assert [back_off.lost("a", step=3, ran_s=1.0) for _ in range(2)] == [0, 1]
+    assert back_off.failed(step=3, ran_s=LIMITS.progress_s) == 0
+    assert back_off.lost("a", step=3, ran_s=1.0) == 0
+
+
+def test_losses_and_failures_count_apart():
+    back_off = BackOff(LIMITS)
+    assert [back_off.failed(step=3, ran_s=1.0), back_off.lost("a", step=3, ran_s=1.0)] == [0, 0]
+    assert [back_off.failed(step=3, ran_s=1.0), back_off.lost("a", step=3, ran_s=1.0)] == [1, 1]
+
+
+def test_a_node_that_was_not_lost_after_all_does_not_count():
+    back_off = BackOff(LIMITS)
+    back_off.lost("a", step=3, ran_s=1.0)
+    back_off.found("a")
+    assert back_off.lost("a", step=3, ran_s=1.0) == 0
+
+
 def test_steps_that_are_done_again_are_no_progress():
     assert waits((100, 1), (90, 1), (100, 1), (102, 1)) == [0, 1, 2, 4]
 

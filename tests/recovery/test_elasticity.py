@@ -183,6 +183,7 @@ def test_nodes_that_are_lost_before_the_first_step_do_not_use_up_the_attempts():
             agent.stepless = True
         for lost in "dcb":
             await lose(fleet, lost)
+            await fleet.wait_for_launch()
             await later(fleet, 4)
         assert nodes_of(fleet) == ["a"]
         fleet.agents["a"].rank_exits(0, 1)

@@ -386,6 +386,58 @@ def test_a_node_that_is_lost_costs_no_wait():
     run(scenario)
 
 
+async def _lose_and_return(fleet, name, pid):
+    """A node is lost after its first step. Its agent is started anew. Returns how long the job waits."""
+    fleet.agents[name].drop()
+    for _ in range(2):
+        await fleet.settle(0.6)
+    waits = fleet.job.launches_in_s
+    fleet.agents[name] = fleet.join(name, pid=pid)
+    await fleet.wait_for_launch()
+    await fleet.settle(0.6)
+    return round(waits, 1)
+
+
+def test_a_node_that_is_lost_again_and_again_makes_the_job_wait_longer_each_time():
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        waits = [await _lose_and_return(fleet, "a", 500 + i) for i in range(4)]
+        assert fleet.job.phase is Phase.RUNNING
+        assert waits == [0, 1, 2, 4]
+        fleet.agents["b"].complete(50)
+        assert await _lose_and_return(fleet, "a", 600) == 0  # it had got on
+
+    run(scenario)
+
+
+def test_a_job_on_machines_that_come_and_go_never_waits_while_it_gets_on():
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        for lost in range(12):
+            fleet.agents["b"].complete(10 * (lost + 1), peer_of=(0, 1))
+            assert await _lose_and_return(fleet, "a", 500 + lost) == 0
+            assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, lost + 1)
+
+    run(scenario)
+
+
+def test_of_two_standbys_the_one_that_was_not_lost_is_promoted():
+    async def scenario():
+        fleet = Fleet("abz")
+        await fleet.form()
+        assert await _lose_and_return(fleet, "a", 500) == 0
+        fleet.agents["y"] = fleet.join("y")
+        await fleet.settle(0.6)
+        fleet.agents["b"].drop()
+        for _ in range(3):
+            await fleet.settle(0.6)
+        assert {member.node for member in fleet.job.world} == {"y", "z"}
+
+    run(scenario)
+
+
 def test_who_ends_a_job_does_not_have_to_sit_out_its_wait():
     async def scenario():
         fleet = Fleet("ab", max_restarts=9)
