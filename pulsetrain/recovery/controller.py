@@ -89,8 +89,11 @@ class Controller:
     # -- what agents say ----------------------------------------------------------------------------------
 
     async def look_up(self, hello: Hello) -> None:
-        """Before `connected`: learn which attempts of a new job are on record. Waits some seconds at most."""
+        """Before `connected`: end a job of which nobody is left, if its name is wanted, and learn which
+        attempts of a new job are on record. Waits some seconds at most."""
         job = self._jobs.get(hello.job)
+        if job is not None:
+            await job.make_way(hello)
         if hello.attempt < 0 and (job is None or job.over):
             await self._past.ask(hello.job)
 

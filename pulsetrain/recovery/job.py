@@ -9,6 +9,7 @@ from signal import SIGKILL, SIGTERM
 from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.messages import FirstStep, Heartbeat, Hello, Leaving, RankExit, Reply
 from pulsetrain.recovery import (
+    abandoned,
     actions,
     another_run,
     arithmetic_checks,
@@ -88,6 +89,18 @@ class Job:
     def over_s(self) -> float:
         """For how long it has been so, in seconds. 0 where it is not."""
         return self._state.in_phase_s() if self.over else 0.0
+
+    async def make_way(self, hello: Hello) -> None:
+        """An agent is about to connect. Wait until the job has ended where another run takes its name.
+
+        One that nobody is left of ends as lost.
+        """
+        if abandoned.makes_way(self._state, hello):
+            self._state.failure = abandoned.REASON
+            self._loop.post(Event.EXHAUSTED)
+            await self._loop.ended()
+        elif self.over and hello.attempt < 0:
+            await self._loop.ended()
 
     @property
     def attempt(self) -> int:

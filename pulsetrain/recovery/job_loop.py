@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from pulsetrain.recovery.transitions import FAULTS, TERMINAL, Action, Event, Pha
 log = structlog.get_logger()
 
 IDLE_S = 1.0  # longest time that a turn waits for an event
+ENDED_S = 10.0
 
 
 class JobLoop:
@@ -27,6 +29,12 @@ class JobLoop:
         self._events: asyncio.Queue[tuple[Event, Fault | None]] = asyncio.Queue()
         self._todo: deque[Action] = deque()
         self._retrying = False
+        self._ended = asyncio.Event()
+
+    async def ended(self) -> None:
+        """Wait until the job is over, its nodes were told so and nothing is left to be done, 10 s at most."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), ENDED_S)
 
     def post(self, event: Event, fault: Fault | None = None) -> None:
         """Queue an event."""
@@ -65,7 +73,10 @@ class JobLoop:
             self._todo.popleft()
             self._follow(outcome)
         self._retrying = False
-        return None if self._state.phase in TERMINAL else 0.0
+        if self._state.phase in TERMINAL:
+            self._ended.set()
+            return None
+        return 0.0
 
     def _apply(self, event: Event, fault: Fault | None) -> None:
         state = self._state
