@@ -58,14 +58,15 @@ class KubernetesScheduler:
     def drain(self, node: str, reason: str, *, job: str) -> str:
         """See `Scheduler.drain`. The job's pods on the node are evicted, with respect to disruption budgets.
 
-        One that a budget protects is tried again for `timeout_s`.
+        One that a budget protects is tried again for `timeout_s`. Raises `UsageError` for a node without a
+        pod of the job: an agent may say any name, and the cordon would take the node from others.
         """
-        text = _one_line(reason)
-        said = self._cordon(checked_name(node), text)
+        own = self._pods_on(checked_name(node), job)
+        said = self._cordon(node, _one_line(reason))
         until_s = self._clock.monotonic_s() + self._config.timeout_s
         evicted = []
-        for pod in self._api.list(PODS, labels=JOB_LABEL, fields=f"spec.nodeName={node}").items:
-            if labels_of(pod).get(JOB_LABEL) != job or over(pod) or ending(pod):
+        for pod in own:
+            if over(pod) or ending(pod):
                 continue
             refusal = self._evict(name_of(pod), until_s)
             if refusal:
@@ -112,6 +113,23 @@ class KubernetesScheduler:
 
     def _exists(self, pod: str) -> bool:
         return bool(self._api.list(PODS, labels=JOB_LABEL, fields=f"metadata.name={pod}").items)
+
+    def _pods_on(self, node: str, job: str) -> list[JsonObject]:
+        """The job's pods on a node, also those that are over. Raises `UsageError` where it has none there.
+
+        Pods of a job that is no PulsetrainJob may have no label. Then any pod without one may be its own.
+        """
+        pods = self._api.list(PODS, fields=f"spec.nodeName={node}").items
+        own = [pod for pod in pods if labels_of(pod).get(JOB_LABEL) == job]
+        unnamed = any(JOB_LABEL not in labels_of(pod) for pod in pods)
+        if not own and not (unnamed and not self._has_labelled(job)):
+            where = f"on node {node!r} in namespace {self._api.namespace}"
+            raise UsageError(f"job {job!r} has no pod {where}: the node is not cordoned")
+        return own
+
+    def _has_labelled(self, job: str) -> bool:
+        labelled = self._api.list(PODS, labels=JOB_LABEL).items
+        return any(labels_of(pod).get(JOB_LABEL) == job for pod in labelled)
 
     def _cordon(self, node: str, reason: str) -> str:
         before, now = {"text": ""}, datetime.fromtimestamp(self._clock.wall_ns() / 1e9, UTC)

@@ -96,12 +96,34 @@ def test_pods_of_other_jobs_on_the_node_train_on(api, cluster, scheduler):
     assert scheduler.drain("n1", "gpu", job="a") == "n1 is cordoned: gpu, evicted: a-0"
     assert names(cluster) == ["b-0"]
     assert api.get(NODES, "n1")["spec"]["unschedulable"] is True
-    assert scheduler.drain("n1", "gpu", job="team/c") == "n1 was cordoned already: gpu"  # no label's value
-    assert names(cluster) == ["b-0"]
 
 
 @pytest.mark.usefixtures("n1")
-def test_a_machine_that_is_good_again_is_uncordoned(api, scheduler):
+def test_a_node_without_a_pod_of_the_job_is_not_taken_from_others(api, cluster, scheduler):
+    """An agent with the token of a job may have said any name."""
+    start(cluster, "a-0", at="n2", job="a")
+    start(cluster, "b-0", job="b")
+    start(cluster, "dns", labels={})
+    with pytest.raises(UsageError, match="job 'a' has no pod on node 'n1' in namespace train"):
+        scheduler.drain("n1", "gpu", job="a")
+    assert not api.get(NODES, "n1")["spec"].get("unschedulable")
+    assert names(cluster) == ["a-0", "b-0", "dns"]
+
+
+@pytest.mark.usefixtures("n1")
+def test_a_job_whose_pods_have_no_label_needs_one_on_the_node(api, cluster, scheduler):
+    start(cluster, "b-0", job="b")
+    with pytest.raises(UsageError, match="has no pod on node 'n1'"):
+        scheduler.drain("n1", "gpu", job="team/c")  # no label's value
+    start(cluster, "agent-x7", labels={})
+    assert scheduler.drain("n1", "gpu", job="team/c") == "n1 is cordoned: gpu"
+    assert names(cluster) == ["agent-x7", "b-0"]
+    assert api.get(NODES, "n1")["spec"]["unschedulable"] is True
+
+
+@pytest.mark.usefixtures("n1")
+def test_a_machine_that_is_good_again_is_uncordoned(api, cluster, scheduler):
+    start(cluster, "gpt-0")
     before = api.get(NODES, "n1")["spec"]
     scheduler.drain("n1", "gpu", job="gpt")
     assert scheduler.give_back("n1") == "n1 is not cordoned any more"
@@ -113,6 +135,7 @@ def test_a_machine_that_is_good_again_is_uncordoned(api, scheduler):
 
 def test_what_somebody_else_has_cordoned_stays_as_it_is(api, cluster, scheduler):
     before = cluster.create("nodes", "", node("n1", unschedulable=True))
+    start(cluster, "agent-x7", labels={})
     assert scheduler.drain("n1", "gpu", job="gpt") == "n1 was cordoned already: somebody else did"
     assert scheduler.give_back("n1") == "n1 was not cordoned by Pulsetrain"
     assert api.get(NODES, "n1") == before
@@ -120,6 +143,7 @@ def test_what_somebody_else_has_cordoned_stays_as_it_is(api, cluster, scheduler)
 
 @pytest.mark.usefixtures("n1")
 def test_a_machine_that_somebody_uncordons_takes_pods_again(api, cluster, scheduler):
+    start(cluster, "gpt-0")
     before = api.get(NODES, "n1")["spec"]
     scheduler.drain("n1", "gpu", job="gpt")
     uncordon(cluster)
@@ -131,6 +155,7 @@ def test_a_machine_that_somebody_uncordons_takes_pods_again(api, cluster, schedu
 @pytest.mark.parametrize(("added", "stays"), [("08:00:01", False), ("20:30:00", True)])
 @pytest.mark.usefixtures("n1")
 def test_a_cordon_that_a_person_has_put_there_since_then_stays(api, cluster, scheduler, added, stays):
+    start(cluster, "gpt-0")
     scheduler.drain("n1", "gpu", job="gpt")
     uncordon(cluster)
     taint = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
@@ -160,6 +185,7 @@ def test_a_taint_that_somebody_else_adds_at_the_same_moment_is_kept(api, server,
         if method == "PATCH":
             next(once, lambda: None)()
 
+    start(cluster, "gpt-0")
     server.fails = meanwhile
     scheduler.drain("n1", "gpu", job="gpt")
     keys = [t["key"] for t in api.get(NODES, "n1")["spec"]["taints"]]
@@ -240,6 +266,7 @@ def test_a_job_without_a_template_gets_no_pod(api, cluster, scheduler):
 
 
 def test_what_cannot_be_done_is_one_line(server, cluster, scheduler):
+    start(cluster, "gpt-9", at="n9")
     with pytest.raises(NotFound, match='"n9" not found'):
         scheduler.drain("n9", "gpu", job="gpt")
     with pytest.raises(UsageError):
