@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pulsetrain.protocol.messages import FirstStep, RankExit
+from pulsetrain.protocol.messages import FirstStep, RankExit, WorldNode
 from pulsetrain.recovery.move_request import Image
 from pulsetrain.recovery.record import Fault
 
@@ -22,7 +22,8 @@ class Attempt:
     an update wants, "" where all could. `image` has the processes that it brings back, None once they run.
     `stepping_ns` is when a rank was first seen to have completed a step of it, 0: none was. `idle`: it ended
     before it did anything useful. `left_alone` has the failures on which a hub that only observes did not
-    act, and `none_left_s` is when it saw that no rank was left, None where one is.
+    act, and `none_left_s` is when it saw that no rank was left, None where one is. `exits_kept` is how many
+    of the `exits` a new hub would know of.
     """
 
     number: int = -1
@@ -41,10 +42,16 @@ class Attempt:
     idle: bool = True
     left_alone: list[Fault] = field(default_factory=list)
     none_left_s: float | None = None
+    exits_kept: int = 0
 
     def finished_ranks(self) -> set[int]:
         """Ranks that ended with status 0."""
         return {e.rank for e in self.exits if e.code == 0}
+
+    def finished_nodes(self, world: Iterable[WorldNode]) -> list[int]:
+        """Node ranks of which all ranks ended with status 0."""
+        ended = self.finished_ranks()
+        return [member.node_rank for member in world if ended and ended.issuperset(member.ranks)]
 
     def all_stepped(self, nodes: Iterable[str]) -> bool:
         """Whether the launch was answered and every one of `nodes` has completed a step."""

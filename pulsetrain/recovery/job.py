@@ -7,7 +7,7 @@ from dataclasses import replace
 from signal import SIGKILL, SIGTERM
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.protocol.messages import FirstStep, Heartbeat, Hello, Leaving, RankExit, Reply
+from pulsetrain.protocol.messages import FirstStep, Heartbeat, Hello, Leaving, RankExit, Reply, WorldNode
 from pulsetrain.recovery import (
     abandoned,
     actions,
@@ -294,6 +294,7 @@ class Job:
             for node, reason in overdue:
                 self._lose(node, reason)
         self._note_what_came_early()
+        state.keep_finished()
         state.note_stepping()
         if state.works_without_steps() or state.adopted_under_way():
             state.under_way()
@@ -507,6 +508,7 @@ class Job:
         number = state.members.adopt(state.resizing.size)
         state.attempt.number, state.attempt.launched, state.attempt.adopted = number, True, True
         state.attempt.started_ns = state.now_ns()
+        finished = self._note_finished()
         if self._services.pooled:
             state.members.allowed = frozenset(m.node for m in state.members.world)
         state.keep_world()
@@ -519,9 +521,30 @@ class Job:
                 self._services.background.once("clear", actions.clear_node(state, node))
         self._take_early_exits()
         for member in state.members.world:
-            if member.node not in state.members.nodes:
+            if member.node not in state.members.nodes and member not in finished:
                 reason = "did not report to the new hub"
                 self._loop.report(faults.node_lost(member.node, reason, number, state.now_ns()))
+
+    def _note_finished(self) -> list[WorldNode]:
+        """Take over from an earlier hub which ranks had ended with status 0 on nodes that are gone since."""
+        state, number = self._state, self._state.attempt.number
+        finished = state.members.gone_finished(number)
+        for member in finished:
+            state.attempt.exits += [
+                RankExit(
+                    node=member.node,
+                    ts_ns=state.now_ns(),
+                    job=self.name,
+                    attempt=number,
+                    rank=rank,
+                    pid=0,
+                    code=0,
+                )
+                for rank in member.ranks
+            ]
+        if finished:
+            state.under_way()  # they have done all their steps
+        return finished
 
     def _look_who_is_back(self, alone_s: float) -> None:
         """End ranks that were not ended so far, once it is clear that the rest of their world is gone.

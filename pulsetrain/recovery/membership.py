@@ -213,13 +213,16 @@ class Membership:
     def all_back(self) -> bool:
         """Whether every node of the newest attempt that agents report has said hello to this hub.
 
-        Those that do not run it were not launched before the earlier hub ended.
+        Those that do not run it were not launched before the earlier hub ended. Those that had finished may
+        be gone.
         """
         before, present = self.before, self.present()
         newest = max((n.hello.attempt for n in present), default=-1)
         if before is None or before.attempt != newest:
             return False
-        return set(before.nodes) <= {n.name for n in present if n.usable}
+        finished = set(before.finished)
+        awaited = {name for rank, name in enumerate(before.nodes) if rank not in finished}
+        return awaited <= {n.name for n in present if n.usable}
 
     def leaving_by(self) -> str:
         """The signal that ends every node the job depends on, "" where a node stays or none is there.
@@ -258,6 +261,13 @@ class Membership:
             node.state = NodeState.ACTIVE
         self._tell_ranks()
         return attempt
+
+    def gone_finished(self, attempt: int) -> list[WorldNode]:
+        """Members of the world of which no agent has reported, because all their ranks had finished."""
+        before = self.before
+        if before is None or before.attempt != attempt:
+            return []
+        return [m for m in self.world if m.node_rank in before.finished and m.node not in self.nodes]
 
     def take_place(self, node: Node) -> bool:
         """Give a node the place that its ranks have, unless another node that was here has it."""

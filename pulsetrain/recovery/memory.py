@@ -77,7 +77,8 @@ class RestartMemory:
 class WorldMemory:
     """The newest attempt, its nodes by node rank, and the pids and ids of their agents.
 
-    With `first_attempt` this run of the job began, and `run` is its name.
+    With `first_attempt` this run of the job began, and `run` is its name. `finished` are the node ranks of
+    which all ranks ended with status 0. Their nodes may be gone.
     """
 
     attempt: int
@@ -86,6 +87,7 @@ class WorldMemory:
     agent_ids: Sequence[str] = ()  # of an older hub: none
     first_attempt: int = 0  # of an older hub: it said none
     run: str = ""  # likewise
+    finished: Sequence[int] = ()
 
     def agents(self) -> Iterator[tuple[str, AgentProcess]]:
         """Each node with the process of its agent."""

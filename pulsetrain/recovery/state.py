@@ -207,8 +207,16 @@ class JobState:
             agent_ids=[agent.id for agent in agents],
             first_attempt=self.first_attempt,
             run=self.run,
+            finished=self.attempt.finished_nodes(self.members.world),
         )
         self.services.memory.world(self.name, memory)
+
+    def keep_finished(self) -> None:
+        """A new hub must not wait for nodes whose work is done, nor take them for lost. One look at a time
+        keeps all that have finished since the last one."""
+        if self.phase is Phase.RUNNING and len(self.attempt.exits) != self.attempt.exits_kept:
+            self.attempt.exits_kept = len(self.attempt.exits)
+            self.keep_world()
 
     def keep_hangs(self) -> None:
         """A new hub must know that a person wants the job to be left alone, and which hangs came again."""

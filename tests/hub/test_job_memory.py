@@ -29,7 +29,7 @@ CORDONED = NodeMemory(pid=8, cordon="light check: gemm", probation_s=600.0)
 RESTARTS = RestartMemory(
     used=2, idle=1, unexplained=0, by_node_ns={"a": [7]}, failed_from=[[50, 2]], unrestorable=[[1, 50]]
 )
-WORLD = WorldMemory(attempt=3, nodes=["a", "b"], pids=[7, 8], agent_ids=["x", ""])
+WORLD = WorldMemory(attempt=3, nodes=["a", "b"], pids=[7, 8], agent_ids=["x", ""], finished=[1])
 ASKED = ReplacementMemory(pending_ns=[9], hour_ns=[5, 9], open_ns=[[1, 9]])
 TIME = TimeMemory(began_ns=3, use="train", since_ns=9, old_ns={"start": 1}, stretches=[["train", 4, 9]])
 PROGRAM = {"number": 3, "argv": ["train.py", "--name", "träin"], "environment": {"K": "1"}}
