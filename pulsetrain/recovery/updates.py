@@ -71,8 +71,9 @@ class Updates:
     """The updates of one job. `in_force` is good, `before` is what was good before it.
 
     `number` is that of the newest update. `recalled`: an earlier hub has kept this. `own_step` is the newest
-    step that the script had saved by itself when the job was last looked at, None before that. `why_waits`
-    says why an update that is due does not stop the job.
+    step that the script had saved by itself when the job was last looked at, None before that. `own_saved_at`
+    is the step of the job when a new one was seen, None once it went on from there. `why_waits` says why an
+    update that is due does not stop the job.
     """
 
     number: int = 0
@@ -83,6 +84,7 @@ class Updates:
     outcome: UpdateOutcome | None = None
     recalled: bool = False
     own_step: int | None = None
+    own_saved_at: int | None = None
     why_waits: str = ""
 
     @property
@@ -111,7 +113,7 @@ class Updates:
         self.number += 1
         asked = self.would_wait(request, self.number, now_ns, within_s)
         self.pending = self.pending.merged(asked) if self.pending is not None else asked
-        self.own_step = None
+        self.own_step = self.own_saved_at = None
         return self.pending
 
     def would_wait(self, request: UpdateRequest, number: int, now_ns: int, within_s: float) -> PendingUpdate:

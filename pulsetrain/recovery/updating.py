@@ -133,14 +133,28 @@ def look(job: JobState, loop: Loop) -> None:
     job.updates.why_waits = why_waits(job)
     if pending is None or job.now_ns() < pending.until_ns:
         return
-    before, own_step = job.updates.own_step, job.own_checkpoints.resumable_step()
-    job.updates.own_step = own_step
+    _note_own_save(job)
     if not _may_stop(job, pending):
         return
     if pending.now or has_checkpointer(job):
         moving.begin_update(job, pending.reason, pending.actor, loop)
-    elif before is not None and before != own_step:
+    elif job.updates.own_saved_at is not None:
+        job.updates.own_saved_at = None
+        own_step = job.own_checkpoints.resumable_step()
         moving.begin_update(job, pending.reason, pending.actor, loop, saved_step=own_step)
+
+
+def _note_own_save(job: JobState) -> None:
+    """Note a new checkpoint of the script's own. It stays new until a rank completes a further step.
+
+    Something else may stand in the way of the update in the moment in which it is seen.
+    """
+    now, own_step = job.updates, job.own_checkpoints.resumable_step()
+    if now.own_step is not None and now.own_step != own_step:
+        now.own_saved_at = job.last_step
+    elif now.own_saved_at != job.last_step:
+        now.own_saved_at = None
+    now.own_step = own_step
 
 
 def _may_stop(job: JobState, pending: PendingUpdate) -> bool:

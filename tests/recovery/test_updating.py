@@ -10,7 +10,7 @@ from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.pool.config import PoolConfig
 from pulsetrain.recovery.transitions import Phase
 from pulsetrain.recovery.update_request import UpdateRequest
-from tests.recovery.fakes import FakeMemory, Fleet, run
+from tests.recovery.fakes import FakeMemory, Fleet, hang, run
 
 DAY_S = 86400
 
@@ -225,6 +225,37 @@ def test_an_update_that_nobody_wants_now_waits_for_the_next_checkpoint_of_the_sc
         await saves(job, 19, 21)
         assert (job.fleet.job.attempt, job.launched().number) == (1, 1)
         assert updates.row(job.row)["why"] == ""
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("goes_on", "attempt"), [(False, 1), (True, 0)])
+def test_a_checkpoint_that_came_while_a_hang_was_pending_counts_until_the_job_goes_on(goes_on, attempt):
+    """A long save looks like a hang to those that wait for it."""
+
+    async def scenario():
+        job = await saves_by_itself(proven=True)
+        await job.ask(within_s=1.0)
+        await job.wait(4)
+        fleet, controlled = job.fleet, job.fleet.controller.jobs["j"]
+        for agent in fleet.agents.values():
+            agent.steps = dict.fromkeys(agent.steps, 21)
+            agent.send_heartbeat()
+        waits = hang(1, certain=False)
+        controlled.observe([waits])
+        assert controlled._state.hangs.pending is not None
+        fleet.agents["a"].writes(OwnCheckpoint(step=19, bytes=7, path="/c/ckpt.pt", written_ns=19))
+        await fleet.settle(0.25)
+        assert fleet.job.move is None
+        controlled.observe([])
+        assert controlled._state.hangs.pending is None
+        if goes_on:
+            for agent in fleet.agents.values():
+                agent.steps = dict.fromkeys(agent.steps, 22)
+                agent.send_heartbeat()
+        await job.wait(8)
+        await fleet.wait_for_launch()
+        assert fleet.job.attempt == attempt
 
     run(scenario)
 
