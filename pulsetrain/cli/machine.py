@@ -257,14 +257,18 @@ def links_sentence(answer: JsonObject) -> str:
 
 
 def transport_sentence(answer: JsonObject) -> str:
-    """How links were measured.
+    """How links were measured, and which interfaces were not.
 
     >>> transport_sentence({"rdma_ports": ["mlx5_0/1"], "why_tcp": ""})
     'Measured by RDMA (ib_write_bw): mlx5_0/1.'
     >>> transport_sentence({"rdma_ports": [], "why_tcp": "a: it has no RDMA port"})
     'Measured over TCP. No RDMA: a: it has no RDMA port.'
+    >>> print(transport_sentence({"rdma_ports": [], "unmeasured": ["eth1", "eth2"]}))
+    Measured over TCP.
+    Not measured: eth1, eth2.
     """
     if ports := answer.get("rdma_ports"):
         return f"Measured by RDMA (ib_write_bw): {', '.join(ports)}."
-    why = answer.get("why_tcp")
-    return f"Measured over TCP. No RDMA: {why}." if why else "Measured over TCP."
+    why, others = answer.get("why_tcp"), answer.get("unmeasured")
+    sentence = f"Measured over TCP. No RDMA: {why}." if why else "Measured over TCP."
+    return f"{sentence}\nNot measured: {', '.join(others)}." if others else sentence

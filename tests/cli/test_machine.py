@@ -97,6 +97,11 @@ PORT = {"kind": "port", "name": "b/net", "node": "b", "reason": "out: 40% of the
         ({"state": "found", "named": [PORT], "silent": {}}, 1, "out: 40% of the usual rate"),
         ({"state": "healthy", "named": [], "silent": {}, "rdma_ports": ["mlx5_0/1"]}, 0, "ib_write_bw"),
         (
+            {"state": "healthy", "named": [], "silent": {}, "unmeasured": ["eth1", "eth2"]},
+            0,
+            "Measured over TCP.\nNot measured: eth1, eth2.\n",
+        ),
+        (
             {"state": "inconclusive", "named": [], "silent": {"d": "not connected"}, "reason": "too few"},
             0,
             "Inconclusive after 2 rounds: too few\nd took no part: not connected",
