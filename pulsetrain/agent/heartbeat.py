@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pulsetrain.agent.processes.rank import NodeIdentity
 from pulsetrain.core.supervisor import LoopStatus
-from pulsetrain.protocol.messages import HardwareSign, Heartbeat, Held, RankActivity, RankStatus
+from pulsetrain.protocol.messages import GpuIdentity, HardwareSign, Heartbeat, Held, RankActivity, RankStatus
 from pulsetrain.records.columns import Columns
 
 
@@ -27,6 +27,7 @@ class NodeState:
     hardware: tuple[HardwareSign, ...] = ()
     restoring: int = -1
     stored_attempt: int = -1
+    gpus: tuple[GpuIdentity, ...] = ()
 
 
 class HeartbeatSender:
@@ -62,6 +63,7 @@ class HeartbeatSender:
                 hardware=state.hardware,
                 restoring=state.restoring,
                 stored_attempt=state.stored_attempt,
+                gpus=state.gpus,
             )
             for send in self._send:
                 send(heartbeat)

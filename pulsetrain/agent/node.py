@@ -124,6 +124,7 @@ class Node:
         self.link = Link(hub, self._greeting, self._on_command, HubNotice(parts.say))
         self._parts = parts
         self._agent_id = secrets.token_hex(8)  # of this process, also after a reconnect
+        self._greeted_gpus: tuple[GpuIdentity, ...] = ()
         self._attempt = AttemptState(identity.node)
         self._activity = ActivityMeter()
         self._commands = Commands(
@@ -258,6 +259,7 @@ class Node:
     def _state(self, now_ns: int) -> NodeState:
         restore = self._commands.restoring  # read first: once it is over, its ranks are seen or it has failed
         statuses = tuple(rank.status() for rank in self.ranks.all)
+        gpus = tuple(self._parts.machine.identities)
         return NodeState(
             restoring=restore.attempt if restore else -1,
             attempt=self.ranks.attempt,
@@ -266,6 +268,7 @@ class Node:
             held=self._parts.checkpoints.held(),
             stored_attempt=self._parts.checkpoints.stored_attempt,
             hardware=self._parts.machine.signs(now_ns),
+            gpus=gpus if gpus != self._greeted_gpus else (),
             gauges={**self._parts.recorder.gauges(), **self._commands.loading.gauges()},
             loops=(self.link.loop, self.zygote.loop, *self._parts.loops()),
         )
@@ -273,6 +276,7 @@ class Node:
     def _greeting(self) -> Sequence[Hello | RankExit]:
         restore = self._commands.restoring
         identity, ranks = self.identity, () if restore else self.ranks.all
+        self._greeted_gpus = tuple(self._parts.machine.identities)
         hello = Hello(
             node=identity.node,
             address=identity.address,
@@ -297,7 +301,7 @@ class Node:
             switch=identity.switch,
             host=socket.gethostname(),
             tier=identity.tier,
-            gpus=tuple(self._parts.machine.identities),
+            gpus=self._greeted_gpus,
             dump_lacks=self._parts.images.lacks,
             takes_world_part=True,
             takes_run=True,

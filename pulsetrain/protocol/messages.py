@@ -272,6 +272,7 @@ class Heartbeat:
     """Sent each `heartbeat_ns` and when something changed. That and `restoring` are as in the `Hello`.
 
     `stored_attempt` is the newest attempt of which storage had files when the agent began. -1: of none.
+    `gpus` replace those of the `Hello`, where the driver has answered since. (): they are as it said.
     """
 
     node: str
@@ -287,6 +288,7 @@ class Heartbeat:
     hardware: Sequence[HardwareSign] = ()  # of a machine with trouble alone
     restoring: int = -1
     stored_attempt: int = -1
+    gpus: tuple[GpuIdentity, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -150,6 +150,8 @@ class Node:
         if self.hello.restoring >= 0 and heartbeat.restoring != self.hello.restoring:
             attempt = heartbeat.attempt if heartbeat.restoring < 0 else -1
             self.hello = replace(self.hello, attempt=attempt, restoring=heartbeat.restoring)
+        if heartbeat.gpus and heartbeat.gpus != self.hello.gpus:
+            self.hello = replace(self.hello, gpus=heartbeat.gpus)
         self.heartbeat, self.heartbeat_s = heartbeat, now_s
         self.newest_step = max(column(heartbeat.ranks, "last_step"), default=-1)
         return heartbeat

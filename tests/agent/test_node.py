@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from pulsetrain.agent.commands import Commands
-from pulsetrain.agent.node import Node, NodeParts
+from pulsetrain.agent.node import Node, NodeParts, UnknownMachine
 from pulsetrain.protocol.client import HubAddress
-from pulsetrain.protocol.messages import Heartbeat, Hello, RankExit, Start, WorldNode
+from pulsetrain.protocol.messages import GpuIdentity, Heartbeat, Hello, RankExit, Start, WorldNode
 from tests.agent.fakehub import TOKEN, FakeHub
 from tests.agent.fakenode import IDENTITY, FakeCheckpoints, FakeRanks, FakeRecorder, FakeZygotes
 
@@ -22,9 +22,9 @@ def hub():
     hub.down()
 
 
-def made(hub):
+def made(hub, **more):
     parts = NodeParts(
-        ranks=FakeRanks, zygotes=FakeZygotes(), checkpoints=FakeCheckpoints(), recorder=FakeRecorder()
+        ranks=FakeRanks, zygotes=FakeZygotes(), checkpoints=FakeCheckpoints(), recorder=FakeRecorder(), **more
     )
     address = HubAddress(url=hub.url, token=TOKEN)
     node = Node(IDENTITY, address, parts, on_rank_exit=print, on_leave=lambda command, send_reply: None)
@@ -61,6 +61,24 @@ def test_a_node_tells_how_often_it_reports(hub):
     node.link.start()
     node.link.introduce()
     assert hub.wait(Hello).heartbeat_ns == 2_500_000_000
+    node.close()
+
+
+def test_gpus_of_a_driver_that_comes_late_are_told_until_a_hello_has_them(hub):
+    machine, gpus = UnknownMachine(), (GpuIdentity(uuid="GPU-1"),)
+    node = made(hub, machine=machine)
+    node.link.start()
+    node.link.introduce()
+    assert hub.wait(Hello).gpus == ()
+    machine.identities = gpus
+    node.send_heartbeat()
+    assert hub.wait(Heartbeat).gpus == gpus
+    hub.down()
+    hub.received.clear()
+    hub.up()
+    assert hub.wait(Hello).gpus == gpus
+    node.send_heartbeat()
+    assert hub.wait(Heartbeat).gpus == ()
     node.close()
 
 

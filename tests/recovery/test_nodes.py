@@ -8,6 +8,7 @@ from pulsetrain.core.errors import Unavailable
 from pulsetrain.protocol.messages import (
     LOAD_CPU_S,
     UNCONFIRMED,
+    GpuIdentity,
     Leaving,
     Reply,
     SelfCheck,
@@ -36,6 +37,14 @@ async def ask(node, timeout_s=5.0):
     task = asyncio.create_task(node.ask(SelfCheck(id=7), timeout_s))
     await asyncio.sleep(0)
     return task
+
+
+def test_gpus_that_came_after_the_hello_replace_those_of_it():
+    node, late = Node(hello(), Wire().send, 0.0), (GpuIdentity(uuid="GPU-1", model="H200"),)
+    node.take_heartbeat(decode(encode(heartbeat("a", gpus=late))), 1.0)
+    assert node.hello.gpus == late
+    node.take_heartbeat(heartbeat("a"), 2.0)
+    assert node.hello.gpus == late
 
 
 def test_a_command_gets_the_reply_with_its_id():
