@@ -76,6 +76,10 @@ def test_an_xid_of_the_driver(node, code, response):
         ({"ecc_uncorrected": 3}, "evict_at_step", "gpu_fault"),
         ({"rows_pending": 1}, "cordon", "gpu_fault"),
         ({"rows_failed": 1}, "evict_at_step", "gpu_fault"),
+        ({"recovery_action": 1}, "evict_at_step", "gpu_fault"),
+        ({"recovery_action": 2}, "evict_at_step", "gpu_fault"),
+        ({"recovery_action": 3}, "evict_at_step", "gpu_fault"),
+        ({"recovery_action": 4}, "evict_at_step", "gpu_fault"),
         ({"event_reasons": 0x40}, "cordon", "throttle"),
         ({"event_reasons": 0x8}, "cordon", "throttle"),
         ({"event_reasons": 0x80}, "cordon", "throttle"),
@@ -91,6 +95,13 @@ def test_a_value_of_the_driver_within_ten_seconds(node, sick, response, kind):
     (finding,) = node.findings()
     assert (finding.evidence["response"], finding.kind) == (response, kind)
     assert (finding.subject, finding.evidence["uuid"]) == ("n/GPU-00", "GPU-00")
+
+
+@pytest.mark.parametrize("action", [0, 5, None])
+def test_no_recovery_action_or_one_that_headers_differ_on_is_no_trouble(node, action):
+    for _ in range(SOON_S):
+        node.second(recovery_action=action)
+    assert node.response() == "nothing"
 
 
 def test_corrected_errors_that_flood(node):

@@ -24,7 +24,7 @@ HEALTHY = {
     "temperature": 60, "utilization": 97, "memory_activity": 40, "memory_used": 10e9, "memory_total": 80e9,
     "pcie_transmit": 1000, "pcie_receive": 2000, "pcie_generation": 5, "pcie_generation_max": 5,
     "pcie_width": 16, "pcie_width_max": 16, "pcie_replays": 3, "ecc_corrected": 0, "ecc_uncorrected": 0,
-    "rows_correctable": 0, "rows_uncorrectable": 0, "rows_pending": 0, "rows_failed": 0,
+    "rows_correctable": 0, "rows_uncorrectable": 0, "rows_pending": 0, "rows_failed": 0, "recovery_action": 0,
     "nvlink_crc_flit": 0, "nvlink_crc_data": 0, "nvlink_replays": 0, "nvlink_recoveries": 0,
     "nvlink_transmit": 7, "nvlink_receive": 7, "numa": 1, "fabric_state": 3, "fabric_clique": 4,
     "gpm_sm": 81, "gpm_tensor": 52, "gpm_memory": 33, "event_types": XID_AND_ECC,

@@ -32,7 +32,7 @@ enum { MOST_GPUS = 16, TEXT = 96, RING = 256 };
     X(memory_activity) X(memory_used) X(memory_total) X(pcie_transmit) X(pcie_receive) X(pcie_generation) \
     X(pcie_generation_max) X(pcie_width) X(pcie_width_max) X(pcie_replays) X(ecc_corrected) X(ecc_uncorrected) \
     X(rows_correctable) X(rows_uncorrectable) X(rows_pending) X(rows_failed) X(nvlink_crc_flit) \
-    X(nvlink_crc_data) X(nvlink_replays) X(nvlink_recoveries) X(nvlink_transmit) X(nvlink_receive) X(numa) \
+    X(recovery_action) X(nvlink_crc_data) X(nvlink_replays) X(nvlink_recoveries) X(nvlink_transmit) X(nvlink_receive) X(numa) \
     X(fabric_state) X(fabric_clique) X(gpm_sm) X(gpm_tensor) X(gpm_memory) X(event_types) X(lost) \
     X(set_clock_graphics) X(set_clock_memory) X(set_power) X(clocks_restricted) X(privileged) X(delay_ms)
 #define DECLARE(name) double name;
@@ -288,6 +288,7 @@ static double field_value(device_t d, uint32_t id, uint32_t scope) {
         case 59: return d->nvlink_recoveries;
         case 138: return of_links(d->nvlink_transmit, scope);
         case 139: return of_links(d->nvlink_receive, scope);
+        case 230: return d->recovery_action;
         default: return NAN;
     }
 }

@@ -26,6 +26,8 @@ from pulsetrain.records.counters import Counter, counters
 ALL_LINKS = 0xFFFFFFFF  # scopeId UINT_MAX of nvml.h: all links of a GPU together. 0 is the first link alone
 _BY_LINK = (138, 139)  # NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX
 
+RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+
 Read = Callable[[Any, Any], float]  # NVML module and device handle to a value in the metric's unit
 
 
@@ -62,14 +64,18 @@ def _nvlink(counter: Counter) -> Read:
     Counters of errors are sums already. Those of traffic are of one link, unless all are asked for.
     """
     number = int(counter.folder)
-    wanted = (number, ALL_LINKS) if number in _BY_LINK else number
+    return _field((number, ALL_LINKS) if number in _BY_LINK else number, counter.scale)
+
+
+def _field(wanted: int | tuple[int, int], scale: float = 1) -> Read:
+    """Read one field of nvml.h, or one of its scopes."""
 
     def read(nvml: Any, handle: Any) -> float:
         (field,) = nvml.nvmlDeviceGetFieldValues(handle, [wanted])
         if field.nvmlReturn:
-            raise AttributeError(counter.file)
+            raise AttributeError(f"field {wanted}")
         kind = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal"}.get(field.valueType, "ullVal")
-        return float(getattr(field.value, kind)) * counter.scale
+        return float(getattr(field.value, kind)) * scale
 
     return read
 
@@ -99,6 +105,7 @@ READS: dict[str, Read] = {
     "gpu_remapped_rows_uncorrectable_total": _remapped(1),
     "gpu_remapped_rows_pending": _remapped(2),
     "gpu_remapped_rows_failed": _remapped(3),
+    "gpu_recovery_action": _field(RECOVERY_ACTION),
 }
 SENTINEL = 1 << 62  # "not supported" leaks out of drivers as a huge integer
 LOST = "gpu_lost"

@@ -44,6 +44,13 @@ _FLAGS = {
     "gpu_remapped_rows_pending": "rows_pending",
     "gpu_remapped_rows_failed": "rows_failed",
 }
+# nvmlDeviceGpuRecoveryAction_t of nvml.h. Headers differ on what 5 means, so that and above is no sign
+_RECOVERY = {
+    1.0: "recovery_reset",
+    2.0: "recovery_reboot",
+    3.0: "recovery_drain",
+    4.0: "recovery_drain_and_reset",
+}
 _COUNTERS = {
     "gpu_ecc_uncorrected_total": "ecc_uncorrected",
     "gpu_nvlink_crc_flit_errors_total": "nvlink_errors",
@@ -67,6 +74,7 @@ _READ = {
     "gpu_pcie_generation_max",
     "gpu_utilization_ratio",
     "gpu_ecc_corrected_total",
+    "gpu_recovery_action",
 }
 
 
@@ -257,6 +265,9 @@ class SignTracker:
         for name, kind in _FLAGS.items():
             if values.get(name, 0.0) > 0:
                 self._hold(kind, device, now_ns, values[name])
+        action = values.get("gpu_recovery_action", 0.0)
+        if action in _RECOVERY:
+            self._hold(_RECOVERY[action], device, now_ns, action)
         states = {name: values[name] for name in _UP if name in values}
         memory.was_up |= not states or any(state == _UP[name] for name, state in states.items())
         for name, kind in _COUNTERS.items():
