@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ def memory_of(pids: Iterable[int], proc: Path = Path("/proc")) -> Memory:
 
     A page that a process shares with one that it has forked is dumped for each, and kept once. Memory that is
     shared by design counts whole: the agent has it, too. Where the kernel does not say what is shared,
-    nothing is. Memory of devices is not counted: the driver moves it only when the process is dumped.
+    nothing is. Memory of GPUs is not among it: the driver moves it to the host only for the dump.
     """
     dumped = kept = 0
     for pid in pids:
@@ -42,6 +42,13 @@ def memory_of(pids: Iterable[int], proc: Path = Path("/proc")) -> Memory:
         dumped += whole
         kept += sum(rollup[name] for name in SHARES) + fields.get("RssShmem", 0) if shares else whole
     return Memory(dumped, kept)
+
+
+def with_gpus(memory: Memory, pids: Iterable[int], on_gpus: Mapping[int, int]) -> Memory | None:
+    """The same with what these processes have on GPUs. None where that of none of them is known."""
+    known = [on_gpus[pid] for pid in pids if pid in on_gpus]
+    more = sum(known)
+    return Memory(memory.dumped_bytes + more, memory.kept_bytes + more) if known else None
 
 
 def _fields(path: Path) -> dict[str, int]:

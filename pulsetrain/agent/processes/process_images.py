@@ -30,6 +30,7 @@ from pulsetrain.agent.processes import image_room
 from pulsetrain.agent.processes.image_blocks import ImageBlocks
 from pulsetrain.agent.processes.zygote import Zygote
 from pulsetrain.agent.processes.zygote_protocol import RankProcess
+from pulsetrain.collectors.machine.gpu_processes import memory_by_pid
 from pulsetrain.core.errors import PulsetrainError, Unavailable
 from pulsetrain.diagnostics import process_dump
 
@@ -92,8 +93,16 @@ class Manifest:
 class ProcessImages:
     """The images of a node's ranks, one at a time. `folder` is the node's own."""
 
-    def __init__(self, folder: Path, *, allowed: str = "auto", run: Run | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        allowed: str = "auto",
+        run: Run | None = None,
+        gpu_memory: Callable[[], Mapping[int, int]] = memory_by_pid,
+    ) -> None:
         self._folder, self._allowed, self._run = folder / "images", allowed, run or _run
+        self._gpu_memory = gpu_memory
         self._blocks = ImageBlocks(folder / "image-blocks")
 
     @functools.cached_property
@@ -132,7 +141,7 @@ class ProcessImages:
         self.clear()
         folder, began_s = self._folder / name, time.monotonic()
         try:
-            self._refuse_without_room(processes.values())
+            self._refuse_without_room(processes)
             stop(pid for pid in processes.values() if not _uses_gpu(pid))
             refuse_outsiders(processes)
             folder.mkdir(parents=True, mode=0o700)
@@ -276,9 +285,9 @@ class ProcessImages:
         file.unlink()
         return size, kept.new_bytes
 
-    def _refuse_without_room(self, pids: Iterable[int]) -> None:
+    def _refuse_without_room(self, processes: Mapping[str, int]) -> None:
         """Where only the last image's pages are in the way, they go. Raises `Unavailable`."""
-        memory = [image_room.memory_of(process.pid for process in _tree(pid)) for pid in pids]
+        memory = self._memory(processes)
         data = self._folder.parent
         data.mkdir(parents=True, exist_ok=True)
         try:
@@ -288,6 +297,22 @@ class ProcessImages:
                 raise
             self._forget_pages()
             image_room.refuse_without_room(data, memory)
+
+    def _memory(self, processes: Mapping[str, int]) -> list[image_room.Memory]:
+        """What dumps would write. A dump brings what a process has on GPUs to the host first."""
+        uses_gpu = [name for name, pid in processes.items() if _uses_gpu(pid)]
+        on_gpus = self._gpu_memory() if uses_gpu else {}
+        found = []
+        for name, pid in processes.items():
+            tree = [process.pid for process in _tree(pid)]
+            memory = image_room.memory_of(tree)
+            if name in uses_gpu:
+                more = image_room.with_gpus(memory, tree, on_gpus)
+                if more is None:
+                    log.warning("image_room_unknown", process=name, why="NVML does not tell its GPU memory")
+                memory = more or memory
+            found.append(memory)
+        return found
 
     def _dump_one(self, pid: int, process: str, folder: Path) -> None:
         folder.mkdir()

@@ -1,5 +1,6 @@
 """Images of a node's processes: what is kept of them, and what is left where one cannot be dumped."""
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import structlog
 
 from pulsetrain.agent.processes import image_room, process_images
 from pulsetrain.agent.processes.process_images import ProcessImages, refuse_outsiders
@@ -227,6 +229,22 @@ def test_no_process_is_stopped_for_an_image_that_the_disk_has_no_room_for(tmp_pa
         made.dump("one", 3, dict(zip(("rank_0", "rank_1"), trees, strict=True)), {})
     assert not begun
     assert nothing_is_left(tmp_path)
+
+
+@pytest.mark.parametrize(("known", "refused", "logged"), [(True, True, 0), (False, False, 2)])
+def test_what_a_process_has_on_gpus_needs_room_on_the_disk_too(
+    tmp_path, sleeper, monkeypatch, known, refused, logged
+):
+    made = images(tmp_path)
+    made._gpu_memory = lambda: {sleeper: 10**9} if known else {}
+    monkeypatch.setattr(process_images, "_uses_gpu", lambda pid: True)
+    monkeypatch.setattr(image_room, "memory_of", lambda pids: image_room.Memory(10, 10))
+    small = shutil.disk_usage(tmp_path)._replace(total=10**9, free=10**9)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: small)
+    with structlog.testing.capture_logs() as logs, contextlib.suppress(Unavailable):
+        dump(made, sleeper)
+    assert made.keeps("one") is not refused
+    assert [line["event"] for line in logs].count("image_room_unknown") == logged
 
 
 def test_pages_of_the_last_image_go_first_where_the_disk_is_short(tmp_path, sleeper, monkeypatch):
