@@ -101,7 +101,7 @@ def sliced(
 ) -> Iterator[SlicedRun]:
     """Run `script` on `nproc` ranks that share `devices`, 0: one each. All ends with the block.
 
-    The ranks of a device squash where `squash_every` is not 0.
+    The ranks of a device squash where `squash_every` is not 0, also where that is not worth it.
     """
     out.mkdir(parents=True, exist_ok=True)
     identity = NodeIdentity(job="sliced", node="here", address="127.0.0.1", nproc_per_node=nproc)
@@ -109,6 +109,8 @@ def sliced(
     zygote = Zygote.start(node="here", env={**os.environ, "OMP_NUM_THREADS": "1"})
     arenas = {rank: create_arena() for rank in range(nproc)}
     ranks = Ranks(identity, program, out / "logs", lambda rank: None, squash_every=squash_every)
+    if ranks.devices.squash is not None:
+        ranks.devices.squash.weighs = False
     try:
         zygote.wait_ready(READY_S)
         _, store = zygote.serve(STORE, {}, 60.0)

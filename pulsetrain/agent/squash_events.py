@@ -14,17 +14,19 @@ from pulsetrain.records.columns import Columns
 log = structlog.get_logger()
 
 KIND = "squash_stopped"
+LEFT_OUT = "squash_left_out"
 
 
 class SquashEvents:
     """A source of events of kind `squash_stopped`: one of each rank and attempt that stopped.
 
     Once a rank has stopped, no rank of the node squashes any more, in later attempts neither.
+    `squash_left_out` says of one optimizer that all compute it, as that takes less. Others are squashed.
     """
 
     def __init__(self, identity: NodeIdentity, ranks: Callable[[], Ranks]) -> None:
         self._identity, self._ranks = identity, ranks
-        self._told: set[tuple[int, int]] = set()
+        self._told: set[tuple[str, int, int]] = set()
 
     def take(self, now_ns: int) -> Batches:
         """See `Source`."""
@@ -34,24 +36,24 @@ class SquashEvents:
             return []
         rows: list[dict[str, object]] = []
         for rank in ranks.all:
-            why = squash.stopped(rank.local_rank)
-            if why and (rank.attempt, rank.rank) not in self._told:
-                self._told.add((rank.attempt, rank.rank))
-                rows.append(self._row(rank.attempt, rank.rank, why, now_ns))
-                log.warning(KIND, rank=rank.rank, detail=why)
-        if not rows:
-            return []
-        ranks.devices.squash_no_more()
-        return [Columns.from_rows("events", rows)]
+            said = {KIND: squash.stopped(rank.local_rank), LEFT_OUT: squash.left_out(rank.local_rank)}
+            for kind, why in said.items():
+                if why and (kind, rank.attempt, rank.rank) not in self._told:
+                    self._told.add((kind, rank.attempt, rank.rank))
+                    rows.append(self._row(kind, rank.attempt, rank.rank, why, now_ns))
+                    log.warning(kind, rank=rank.rank, detail=why)
+        if any(row["kind"] == KIND for row in rows):
+            ranks.devices.squash_no_more()
+        return [Columns.from_rows("events", rows)] if rows else []
 
-    def _row(self, attempt: int, rank: int, why: str, now_ns: int) -> dict[str, object]:
+    def _row(self, kind: str, attempt: int, rank: int, why: str, now_ns: int) -> dict[str, object]:
         return {
             "ts": now_ns,
             "node": self._identity.node,
             "job": self._identity.job,
             "attempt": attempt,
             "rank": rank,
-            "kind": KIND,
+            "kind": kind,
             "actor": "agent",
             "detail": why,
         }

@@ -26,12 +26,15 @@ NUMBERS_BYTES = 1 << 16  # at the end of a buffer: what an optimizer keeps besid
 ALIGNED, PAGE_BYTES = 64, 4096
 
 # Words of a rank's page. Written by the agent: bits of the local ranks that share its device (0: none may
-# squash), the number of that group, and after how many steps all of them compute again.
-W_MASK, W_GROUP, W_EVERY = range(3)
+# squash), the number of that group, after how many steps all of them compute again, and whether an optimizer
+# whose updates are not worth handing over is computed by all (1).
+W_MASK, W_GROUP, W_EVERY, W_WEIGHS = range(4)
 # Written by the rank: updates that it took over, those that all compared, those that it computed because it
 # had to, ns that it waited for the root, and the length of the text that says why it stopped, 0: it did not.
 W_TAKEN_OVER, W_COMPARED, W_ALONE, W_WAITED, W_STOPPED = range(8, 13)
 TEXT_AT, TEXT_BYTES = 1024, 2048
+W_LEFT = 13  # length of the text, behind the other one, that says which optimizer is not worth it, 0: none
+LEFT_AT, LEFT_BYTES = TEXT_AT + TEXT_BYTES, 1024
 
 # Words of an optimizer's cell, written by the root: its process, the group it serves, the update that it has
 # announced, what it does in it, how many digests there are from before, the last update that it has compared
@@ -41,9 +44,11 @@ C_BUFFER, C_NUMBERS, C_LAYOUT = range(7, 10)
 # Written by any of them: 1 once the replicas differ.
 C_STOPPED = 11
 C_TENSORS_AFTER = 12  # how many digests there are from after the update
+C_WHOLE = 13  # 1 where the digests from before are of whole tensors, 0 of a part of large ones
+C_LEFT = 14  # the group in which this optimizer's updates were not worth handing over
 # Written by each sharer at its local rank: the group in which it was found equal, the last update that it has
-# taken over, and whether its memory shows a buffer of the root.
-C_EQUAL_IN, C_TAKEN, C_SHOWS = 64, 128, 192
+# taken over, whether its memory shows a buffer of the root, and ns of its own for the update it took over.
+C_EQUAL_IN, C_TAKEN, C_SHOWS, C_SPENT = 64, 128, 192, 256
 
 COMPUTES, COMPARES, PUBLISHES = range(3)
 

@@ -46,6 +46,19 @@ def test_a_rank_that_differs_is_told_once_and_nobody_squashes_any_more(devices):
     assert page.words[layout.W_MASK] == 0, "nor in later attempts"
 
 
+def test_an_optimizer_that_is_left_out_is_told_once_and_others_are_squashed_still(devices):
+    devices.share([Rank(6), Rank(7)], 1)
+    page = Page(devices.squash.fd, 0)
+    events = source(devices)
+    page.leave_out(json.dumps({"why": "AdamW: handing over takes 2.00 ms longer than 1 updates"}))
+    (batch,) = events.take(1)
+    (row,) = batch.to_rows()
+    assert (row["kind"], row["attempt"], row["rank"]) == ("squash_left_out", 5, 6)
+    assert "AdamW" in row["detail"]
+    assert list(events.take(2)) == []
+    assert page.words[layout.W_MASK] == 0b11
+
+
 def test_a_node_that_does_not_squash_has_nothing_to_tell():
     shared = SharedDevices()
     assert list(source(shared).take(1)) == []

@@ -23,12 +23,13 @@ class SquashUse:
 class SquashMemory:
     """Tells ranks which of them share a device, and reads why one of them stopped.
 
-    `fd` is the memory, which ranks inherit. Local ranks from 62 on never squash.
+    `fd` is the memory, which ranks inherit. Local ranks from 62 on never squash. `weighs`: ranks measure
+    whether an optimizer's updates are worth handing over, and compute them all where they are not.
     """
 
-    def __init__(self, every: int) -> None:
+    def __init__(self, every: int, *, weighs: bool = True) -> None:
         self.fd = os.memfd_create("pulsetrain-squash", os.MFD_CLOEXEC)
-        self._every, self._group = every, 0
+        self._every, self.weighs, self._group = every, weighs, 0
         os.ftruncate(self.fd, layout.size_bytes())
         self._memory = mmap.mmap(self.fd, layout.REGIONS_AT)
         self._words = memoryview(self._memory).cast("q")
@@ -50,16 +51,24 @@ class SquashMemory:
             at = layout.page_at(local_rank) // 8
             self._words[at + layout.W_MASK] = 0
             self._words[at + layout.W_EVERY] = self._every
+            self._words[at + layout.W_WEIGHS] = self.weighs
             self._words[at + layout.W_GROUP] = self._group
             self._words[at + layout.W_MASK] = mask
 
     def stopped(self, local_rank: int) -> str:
         """Why a rank has stopped, as JSON. "" where it has not."""
+        return self._text(local_rank, layout.W_STOPPED, layout.TEXT_AT)
+
+    def left_out(self, local_rank: int) -> str:
+        """Which optimizer of a root all compute, as it is not worth handing over. JSON, "" for none."""
+        return self._text(local_rank, layout.W_LEFT, layout.LEFT_AT)
+
+    def _text(self, local_rank: int, length_word: int, text_at: int) -> str:
         if local_rank >= layout.MAX_RANKS:
             return ""
         at = layout.page_at(local_rank)
-        length = self._words[at // 8 + layout.W_STOPPED]
-        return self._memory[at + layout.TEXT_AT : at + layout.TEXT_AT + length].decode(errors="replace")
+        length = self._words[at // 8 + length_word]
+        return self._memory[at + text_at : at + text_at + length].decode(errors="replace")
 
     def use(self, local_rank: int) -> SquashUse:
         """What a rank did."""

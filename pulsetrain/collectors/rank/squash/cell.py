@@ -33,6 +33,15 @@ class Page:
         self.memory[at : at + len(data)] = data
         self.words[layout.W_STOPPED] = len(data)
 
+    def leave_out(self, text: str) -> None:
+        """Say that an optimizer is computed by all from now on. The first one stays."""
+        if self.words[layout.W_LEFT]:
+            return
+        data = text.encode()[: layout.LEFT_BYTES]
+        at = layout.page_at(self.local_rank) + layout.LEFT_AT
+        self.memory[at : at + len(data)] = data
+        self.words[layout.W_LEFT] = len(data)
+
 
 class Cell:
     """What a root says of one optimizer's updates. `words` are those of `squash_layout`."""

@@ -7,12 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import xxhash
 
 from pulsetrain.collectors.squash_layout import ALIGNED, BUFFER_BYTES, MAX_TENSORS, NUMBERS_BYTES, pages
 
 CLOSURES = "LBFGS"
+CHUNK_BYTES, ONE_IN = 4096, 8
+"""Of a tensor of `LARGE_BYTES`, one in so many chunks is read before an update that is handed over."""
+LARGE_BYTES = 1 << 18
 SCALED = ("grad_scale", "found_inf")  # set by a `GradScaler` whose optimizer decides about a step by itself
 
 
@@ -126,6 +130,29 @@ def digest(tensor: torch.Tensor) -> int:
 def digests(entries: Sequence[Entry], numbers: bytes) -> list[int]:
     """Digests of the tensors, and of the numbers behind them."""
     return [*(digest(entry.tensor) for entry in entries), xxhash.xxh3_64_intdigest(numbers) >> 1]
+
+
+def guards(entries: Sequence[Entry], numbers: bytes, turn: int) -> list[int]:
+    """As `digests`, but of large tensors a part, which is another one in each turn."""
+    return [*(_part_digest(e.tensor, turn) for e in entries), xxhash.xxh3_64_intdigest(numbers) >> 1]
+
+
+def _part_digest(tensor: torch.Tensor, turn: int) -> int:
+    if tensor.nbytes < LARGE_BYTES:
+        return digest(tensor)
+    flat = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    rows = flat[: flat.size // (ONE_IN * CHUNK_BYTES) * ONE_IN * CHUNK_BYTES].reshape(
+        -1, ONE_IN * CHUNK_BYTES
+    )
+    at = turn % ONE_IN * CHUNK_BYTES
+    found = xxhash.xxh3_64(np.ascontiguousarray(rows[:, at : at + CHUNK_BYTES]).data)
+    found.update(flat[rows.size :].data)
+    return found.intdigest() >> 1
+
+
+def marks(optimizer: torch.optim.Optimizer) -> tuple[tuple[int, int], ...]:
+    """Where each parameter lies, and how often torch has written it. Who writes it by torch changes that."""
+    return tuple((p.data_ptr(), p._version) for p in _parameters(optimizer))
 
 
 def wrote_gradients(before: Sequence[int], after: Sequence[int], gradients: int) -> bool:

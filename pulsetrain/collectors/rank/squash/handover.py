@@ -7,6 +7,7 @@ sharer writes becomes its own copy. So a sharer can always compute an update by 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 from typing import Protocol
@@ -18,6 +19,7 @@ from pulsetrain.collectors.rank.squash.contents import Contents, Entry
 from pulsetrain.collectors.squash_layout import BUFFER_BYTES, BUFFERS_AT, NUMBERS_BYTES, PAGE_BYTES
 
 _MAP_FIXED = 0x10  # of Linux's mmap(2)
+_POPULATE_READ = 22  # of madvise(2), from Linux 5.14 on
 _SOLE_OWNER = 2  # a tensor, and the object that asks
 
 
@@ -78,8 +80,20 @@ class SharedPages:
         for entry in contents.entries:
             if entry.tensor.numel() and entry.tensor.data_ptr() != self._address + entry.at:
                 self._move(entry)
+        self._populate(contents)
         at = size - NUMBERS_BYTES
         return self._window[at : at + numbers_bytes]
+
+    def _populate(self, contents: Contents) -> None:
+        """Have the pages of parameters there at once. The next forward pass reads all of them."""
+        assert self._window is not None
+        if contents.parameters < len(contents.entries):
+            size = contents.entries[contents.parameters].at
+        else:
+            size = len(self._window) - NUMBERS_BYTES
+        if size:
+            with contextlib.suppress(OSError):  # an older kernel: each page comes when it is read
+                self._window.madvise(_POPULATE_READ, 0, size)
 
     def _at(self, buffer: int) -> int:
         return self._buffers_at + buffer * BUFFER_BYTES

@@ -7,11 +7,15 @@ before it computes it, in one of three ways:
   update of a group, each one of a set period, and any after which one of them is not known to be equal.
 - `PUBLISHES`: the root computes, and publishes tensors and numbers. A sharer takes them over if its own
   parameters, gradients and numbers had the root's digests before. Else it computes, and nobody squashes more.
+  Of large tensors these digests read a part, another one in each update. Who has written parameters by torch
+  since the last update reads them whole.
 - `COMPUTES`: each for itself.
+
+The root measures what an update takes, and what it takes to hand it over. Where that is more, all compute.
 
 Nobody waits longer than `WAIT_S`, nor for a process that is gone. Who has waited in vain computes, and is not
 taken as equal until the next comparison. So an update never has another result than without squashing, as
-long as the optimizer's own state is written by nothing but the optimizer.
+long as the optimizer's own state is written by nothing but the optimizer, and replicas are what they seem.
 
 This is the squashing of Singularity (arXiv 2202.07848, section 5.2.2), with its validation.
 """
@@ -22,7 +26,7 @@ import json
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import TypeVar
 
@@ -34,6 +38,7 @@ from pulsetrain.collectors.rank.squash import contents
 from pulsetrain.collectors.rank.squash.cell import Cell, Page
 from pulsetrain.collectors.rank.squash.contents import Contents
 from pulsetrain.collectors.rank.squash.handover import Handover, SharedPages
+from pulsetrain.collectors.rank.squash.weighing import Weighing
 from pulsetrain.collectors.squash_layout import COMPARES, COMPUTES, PUBLISHES
 
 WAIT_S = 10.0
@@ -53,6 +58,20 @@ class Replica:
         self.cell: Cell | None = None
         self.handover: Handover | None = None
         self.in_vain = 0
+        self.left_in = -1  # the group in which this optimizer's updates are not worth handing over
+        self.marks: object = None  # of parameters, when this rank knew them last
+        self.weighing = Weighing()
+
+    def guards(self, optimizer: torch.optim.Optimizer, now: Contents) -> tuple[list[int], bool]:
+        """Digests from before an update that is handed over, and whether they are of whole tensors."""
+        whole = self.marks != contents.marks(optimizer)
+        return self.digests(now, whole=whole), whole
+
+    def digests(self, now: Contents, *, whole: bool) -> list[int]:
+        """Digests of what an update begins with: of whole tensors, or of a part of large ones."""
+        if whole:
+            return contents.digests(now.inputs(), now.numbers)
+        return contents.guards(now.inputs(), now.numbers, self.update)
 
     def keep(self, local_rank: int) -> None:
         """Let the tensors depend on no buffer. The next update may be taken over all the same."""
@@ -72,6 +91,7 @@ class Replica:
         self.cell = self.handover = None
         self.group = self.root = -1
         self.in_vain = 0
+        self.weighing = Weighing()
 
 
 class Squasher:
@@ -93,6 +113,7 @@ class Squasher:
         self._hand_over, self._wait_s = hand_over, wait_s
         self._me, self._main = page.local_rank, get_ident()
         self.stopped = False
+        self._away_ns = 0  # in waits for a root, and for the device behind them
         self._replicas: weakref.WeakKeyDictionary[torch.optim.Optimizer, Replica] = (
             weakref.WeakKeyDictionary()
         )
@@ -132,7 +153,7 @@ class Squasher:
         """Whether this update has a root, which the replica then knows."""
         words = self._page.words
         mask, group = words[layout.W_MASK], words[layout.W_GROUP]
-        if not mask or self.stopped or replica.index >= layout.MAX_OPTIMIZERS:
+        if not mask or self.stopped or replica.index >= layout.MAX_OPTIMIZERS or replica.left_in == group:
             return False
         if get_ident() != self._main or not plain:
             return False
@@ -146,7 +167,9 @@ class Squasher:
             replica.cell = self._page.cell(replica.root, replica.index)
             replica.handover = self._hand_over(self._page.fd, replica.cell.region_at)
         self.stopped = bool(replica.cell.words[layout.C_STOPPED])
-        return not self.stopped
+        if replica.cell.words[layout.C_LEFT] == group:
+            replica.left_in = group
+        return not self.stopped and replica.left_in != group
 
     # -- the root -----------------------------------------------------------------------------------------
 
@@ -157,7 +180,9 @@ class Squasher:
         assert cell is not None
         assert handover is not None
         words = cell.words
+        times = [time.perf_counter_ns()]
         mode, before = self._announce(replica, cell, optimizer)
+        times.append(time.perf_counter_ns())
         try:
             result = compute()
         except BaseException:
@@ -165,8 +190,10 @@ class Squasher:
             raise
         if mode == COMPUTES:
             return result
+        times.append(time.perf_counter_ns())
         try:
             now = contents.read(optimizer)
+            replica.marks = contents.marks(optimizer)
             if mode == COMPARES:
                 after = contents.digests(now.everything(), now.numbers)
                 cell.write_digests(after, after=True)
@@ -175,6 +202,7 @@ class Squasher:
                 self._check_gradients(cell, optimizer, before, after)
             else:
                 self._publish(replica, cell, handover, now)
+                self._weigh(replica, cell, optimizer, [*times, time.perf_counter_ns()])
         except Exception:  # noqa: BLE001 - the update is done: the others compute theirs
             words[layout.C_MODE] = COMPUTES
             self._state.fault()
@@ -194,8 +222,10 @@ class Squasher:
         try:
             if mode != COMPUTES:
                 now = contents.read(optimizer)
-                entries = now.everything() if mode == COMPARES else now.inputs()
-                before = contents.digests(entries, now.numbers)
+                if mode == COMPARES:
+                    before = contents.digests(now.everything(), now.numbers)
+                else:
+                    before, words[layout.C_WHOLE] = replica.guards(optimizer, now)
                 cell.write_digests(before, after=False)
         except Exception:  # noqa: BLE001 - the script must not see our faults
             self._state.fault()
@@ -207,7 +237,7 @@ class Squasher:
     def _mode(self, replica: Replica, cell: Cell) -> int:
         words = cell.words
         mask = self._page.words[layout.W_MASK]
-        sharers = [r for r in range(layout.MAX_RANKS) if mask >> r & 1 and r != self._me]
+        sharers = self._sharers()
         equal = all(words[layout.C_EQUAL_IN + r] == replica.group for r in sharers)
         free = all(
             not words[layout.C_SHOWS + r]
@@ -233,6 +263,28 @@ class Squasher:
         words[layout.C_BUFFER] = buffer
         words[layout.C_PUBLISHED] = replica.update
 
+    def _sharers(self) -> list[int]:
+        mask = self._page.words[layout.W_MASK]
+        return [r for r in range(layout.MAX_RANKS) if mask >> r & 1 and r != self._me]
+
+    def _weigh(
+        self, replica: Replica, cell: Cell, optimizer: torch.optim.Optimizer, times: Sequence[int]
+    ) -> None:
+        """Have all compute where that takes less. `times`: begin, announced, computed, published, in ns."""
+        began, announced, computed, published = times
+        words, sharers = cell.words, self._sharers()
+        took = all(words[layout.C_TAKEN + r] == replica.update - 1 for r in sharers)
+        if not took or not self._page.words[layout.W_WEIGHS]:
+            return
+        spent = announced - began + published - computed
+        spent += sum(words[layout.C_SPENT + r] for r in sharers)
+        left_out = (computed - announced) * len(sharers)
+        if replica.weighing.add(left_out_ns=left_out, spent_ns=spent):
+            name, longer_ms = type(optimizer).__name__, -replica.weighing.saved_ns / 1e6
+            why = f"{name}: handing over takes {longer_ms:.2f} ms longer than {len(sharers)} updates"
+            self._page.leave_out(json.dumps({"why": why, "rank": self._rank, "step": self._state.step}))
+            words[layout.C_LEFT] = replica.group
+
     # -- the sharers --------------------------------------------------------------------------------------
 
     def _as_sharer(
@@ -243,6 +295,7 @@ class Squasher:
         assert handover is not None
         words = cell.words
         mode = COMPUTES
+        began_ns, self._away_ns = time.perf_counter_ns(), 0
         before: list[int] = []
         if words[layout.C_GROUP] == replica.group:
             try:
@@ -250,6 +303,8 @@ class Squasher:
             except Exception:  # noqa: BLE001 - the script must not see our faults
                 self._state.fault()
         if mode == PUBLISHES and self._take(replica, cell, handover, optimizer):
+            words[layout.C_SPENT + self._me] = time.perf_counter_ns() - began_ns - self._away_ns
+            words[layout.C_TAKEN + self._me] = replica.update
             return None
         words[layout.C_EQUAL_IN + self._me] = 0
         replica.keep(self._me)
@@ -267,7 +322,7 @@ class Squasher:
         words, update = cell.words, replica.update
         now = contents.read(optimizer)
         was_equal = words[layout.C_EQUAL_IN + self._me] == replica.group
-        inputs = contents.digests(now.inputs(), now.numbers) if was_equal else []
+        inputs, whole = replica.guards(optimizer, now) if was_equal else ([], False)
 
         def announced() -> bool:
             if words[layout.C_ANNOUNCED] < update:
@@ -287,10 +342,15 @@ class Squasher:
         published = words[layout.C_MODE] == PUBLISHES and words[layout.C_PUBLISHED] == update
         if not published or not was_equal or words[layout.C_LAYOUT] != now.layout:
             return COMPUTES, []
+        roots_whole = bool(words[layout.C_WHOLE])
+        if whole != roots_whole:
+            inputs = replica.digests(now, whole=roots_whole)
         other = contents.first_difference(inputs, cell.digests(after=False), now.inputs())
         if other:
             self._differ(replica, cell, f"{other} before the update")
             return COMPUTES, []
+        if whole and not roots_whole:
+            return COMPUTES, []  # only this rank has written parameters: the next update is compared
         return PUBLISHES, []
 
     def _take(
@@ -305,7 +365,7 @@ class Squasher:
             self._state.fault()
             return False
         contents.set_numbers(optimizer, numbers)
-        words[layout.C_TAKEN + self._me] = replica.update
+        replica.marks = contents.marks(optimizer)
         self._page.words[layout.W_TAKEN_OVER] += 1
         return True
 
@@ -315,6 +375,7 @@ class Squasher:
         """Compare an update that all have computed."""
         words, now = cell.words, contents.read(optimizer)
         after = contents.digests(now.everything(), now.numbers)
+        replica.marks = contents.marks(optimizer)
         if self._check_gradients(cell, optimizer, before, after):
             return
         if not self._wait(cell, lambda: words[layout.C_COMPARED] >= replica.update):
@@ -362,7 +423,7 @@ class Squasher:
         """Wait for the root without the device. Returns False where it is late or gone."""
         if done():
             return True
-        turns, began = self._state.turns, time.monotonic()
+        turns, began, began_ns = self._state.turns, time.monotonic(), time.perf_counter_ns()
         processor = self._state.processor
         if turns is not None:
             turns.leave()
@@ -388,3 +449,4 @@ class Squasher:
             self._page.words[layout.W_WAITED] += waited
             if turns is not None:
                 turns.enter()
+            self._away_ns += time.perf_counter_ns() - began_ns

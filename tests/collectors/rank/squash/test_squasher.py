@@ -29,11 +29,12 @@ class Job:
     """Replicas that train in step. `before(rank, step, optimizer)` runs before each update."""
 
     def __init__(
-        self, ranks=3, steps=12, *, every=5, optimizer="adamw", before=None, wait_s=20.0, groups=None
+        self, ranks=3, steps=12, *, every=5, optimizer="adamw", before=None, wait_s=20.0, groups=None, large=0
     ):
         self.ranks, self.steps, self.before, self.wait_s = ranks, steps, before, wait_s
         self.make = OPTIMIZERS[optimizer]
-        self.memory = SquashMemory(every=every)
+        self.memory = SquashMemory(every=every, weighs=False)
+        self.shapes = ((40, 30), (5,), (large,)) if large else ((40, 30), (5,))
         self.groups = groups if groups is not None else {0: [range(ranks)]}
         self.turn = threading.Barrier(ranks, action=self.regroup)
         self.step = 0
@@ -71,7 +72,7 @@ class Job:
     def _train(self, rank):
         watched = Watched(slots=64)
         source = torch.Generator().manual_seed(1)
-        parameters = [torch.nn.Parameter(torch.randn(shape, generator=source)) for shape in ((40, 30), (5,))]
+        parameters = [torch.nn.Parameter(torch.randn(shape, generator=source)) for shape in self.shapes]
         optimizer = self.make(parameters)
         squash = Squasher(watched.handle.state, Page(self.memory.fd, rank), rank, wait_s=self.wait_s)
 
@@ -175,6 +176,43 @@ def test_a_replica_that_differs_is_named_and_everyone_goes_on_with_its_own(what,
     assert job.computed[1] >= 2 + (12 - step - 1), "nobody takes over after that"
 
 
+LARGE = contents.LARGE_BYTES  # numbers of four bytes each
+
+
+@pytest.mark.parametrize("who", [0, 2])
+def test_one_number_that_one_rank_writes_into_a_large_parameter_changes_no_result(who):
+    def before(rank, step, optimizer):
+        if (rank, step) == (who, 7):
+            with torch.no_grad():
+                optimizer.param_groups[0]["params"][2][LARGE - 9000] += 1
+
+    job = Job(before=before, large=LARGE).run()
+    assert job.results == alone(before=before, large=LARGE)
+    assert job.said
+    assert all("parameter 2" in said["tensor"] for said in job.said)
+
+
+def test_weights_that_all_ranks_write_are_squashed_still():
+    def before(rank, step, optimizer):
+        with torch.no_grad():
+            optimizer.param_groups[0]["params"][2].clamp_(-0.5, 0.5)
+
+    job = Job(before=before, large=LARGE).run()
+    assert job.results == alone(before=before, large=LARGE)
+    assert job.said == []
+    assert all(use.taken_over >= 6 for use in job.used[1:])
+
+
+def test_every_number_of_a_large_gradient_is_seen_within_some_updates():
+    large = torch.zeros(LARGE + 5)
+    entries = [contents.Entry("gradient", large, 0)]
+    turns = range(contents.ONE_IN)
+    for at in (0, 1024, 5000, LARGE - 1, LARGE + 4):
+        was = [contents.guards(entries, b"", turn) for turn in turns]
+        large[at] += 1
+        assert any(contents.guards(entries, b"", turn) != was[turn] for turn in turns)
+
+
 def test_a_root_that_is_late_is_waited_for_only_so_long(monkeypatch):
     def before(rank, step, optimizer):
         if (rank, step) == (0, 6):
@@ -250,8 +288,8 @@ def test_a_root_whose_sharer_takes_no_part_gives_up():
 class Pair:
     """A root and its sharer, which make their updates one after the other on this thread."""
 
-    def __init__(self, make=OPTIMIZERS["adamw"], every=50):
-        self.memory = SquashMemory(every=every)
+    def __init__(self, make=OPTIMIZERS["adamw"], every=50, *, weighs=False):
+        self.memory = SquashMemory(every=every, weighs=weighs)
         self.memory.group([[0, 1]])
         self.watched = [Watched(slots=64) for _ in range(2)]
         self.squashers = [
@@ -290,6 +328,32 @@ def test_an_update_that_writes_into_gradients_is_computed_by_all(how, writes):
     said = [json.loads(text)["why"] for text in map(pair.memory.stopped, range(2)) if text]
     assert said == (["SGD writes into gradients"] if writes else [])
     assert pair.memory.use(1).taken_over == (0 if writes else 3)
+    pair.memory.close()
+
+
+@pytest.mark.parametrize(("update_ns", "taken_over"), [(1, 11), (10**9, 29)])
+def test_an_optimizer_that_is_not_worth_handing_over_is_computed_by_all(update_ns, taken_over, monkeypatch):
+    pair = Pair(weighs=True)
+    now = [0]
+
+    def tick():
+        now[0] += 1000
+        return now[0]
+
+    monkeypatch.setattr(squasher.time, "perf_counter_ns", tick)
+    real = pair.optimizers[0].step
+
+    def step():
+        now[0] += update_ns
+        real()
+
+    monkeypatch.setattr(pair.optimizers[0], "step", step)
+    for number in range(1, 31):
+        pair.update(number)
+    assert pair.digest(0) == pair.digest(1)
+    assert pair.memory.use(1).taken_over == taken_over
+    assert ("AdamW: handing over takes" in pair.memory.left_out(0)) is (taken_over < 29)
+    assert pair.memory.stopped(0) == pair.memory.stopped(1) == ""
     pair.memory.close()
 
 
