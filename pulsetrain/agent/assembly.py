@@ -15,6 +15,7 @@ from pulsetrain.agent.config import AgentConfig
 from pulsetrain.agent.hub_notice import HubNotice
 from pulsetrain.agent.inspector_source import InspectorSource
 from pulsetrain.agent.launch_options import LaunchOptions, await_address
+from pulsetrain.agent.log_bound import LogBound
 from pulsetrain.agent.log_lines import LogLineSink
 from pulsetrain.agent.node import NodeParts
 from pulsetrain.agent.processes.process_images import ProcessImages
@@ -152,7 +153,10 @@ def _recorder(
             inspector,
             SquashEvents(identity, ranks),
         ),
-        rare_sources=(CheckpointSource(checkpoints, "checkpoints"),),
+        rare_sources=(
+            CheckpointSource(checkpoints, "checkpoints"),
+            LogBound(lambda: (path for r in ranks().all for path in (r.out, r.err)), config.log_bytes),
+        ),
         echo_ranks=setup.options.output.echoes,
         node_gauges=lambda: {**hardware.gauges, **sink.gauges},
         ticks=partial(SharedTicks.of_node, identity.node, identity.nnodes),

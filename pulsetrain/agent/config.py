@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LONGEST_HEARTBEAT_S = 60.0
+LEAST_LOG_BYTES = 64 << 20
+"""The echo and the rules for lines may be 16 MiB behind, and read in the newest half."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig:
     """Configuration of an agent: table ``[agent]``, environment ``PULSETRAIN_AGENT_*``.
 
-    Raises `ValueError` for a period that is not above 0 or is too long, or for other `images`.
+    Raises `ValueError` for a period that is not above 0 or is too long, for too few `log_bytes`, or for other
+    `images`.
     """
 
     watch_s: float = 0.2
@@ -27,6 +30,9 @@ class AgentConfig:
     """Records that a rank may write between two drains. More are dropped and counted."""
     spool_bytes: int = 1 << 30
     """Size of the spool on disk. What does not fit is dropped and counted."""
+    log_bytes: int = 4 << 30
+    """About what each log file of a rank may take on the disk, at least 64 MiB. 0: no bound. Of a larger one
+    the middle is given back: its first MiB and the newest half stay. Zeros are read in between."""
     kill_grace_s: float = -1.0
     """How long ranks may take to end after the signal when the agent itself has to end. Negative: 30 s as
     under torchrun, and 5 s where a checkpoint is to be persisted after that. Schedulers often give 30 s for
@@ -72,6 +78,8 @@ class AgentConfig:
     def __post_init__(self) -> None:
         if self.images not in ("auto", "never"):
             raise ValueError(f"images = {self.images!r}: allowed: auto, never")
+        if self.log_bytes and self.log_bytes < LEAST_LOG_BYTES:
+            raise ValueError(f"log_bytes = {self.log_bytes}: allowed: 0, or at least {LEAST_LOG_BYTES}")
         if self.squash_compare_steps < 1:
             raise ValueError(f"squash_compare_steps = {self.squash_compare_steps}: must be above 0")
         for name in ("watch_s", "drain_s", "echo_s", "heartbeat_s"):

@@ -14,6 +14,8 @@ def test_a_period_of_zero_is_refused_by_name(key):
 
 
 def test_a_comparison_after_no_update_is_refused():
+    with pytest.raises(ConfigError, match="log_bytes = 1000: allowed: 0, or at least"):
+        load(AgentConfig, "agent", file={"agent": {"log_bytes": 1000}})
     with pytest.raises(ConfigError, match="squash_compare_steps = 0: must be above 0"):
         load(AgentConfig, "agent", file={"agent": {"squash_compare_steps": 0}})
 
