@@ -733,3 +733,11 @@ def test_of_very_many_silent_ranks_the_first_are_listed():
     (verdict,) = hang(replace(seen, seen_ns=seen_ns))
     assert verdict.reason.startswith("no report from 64 ranks, first [0, 1, 2,")
     assert len(verdict.reason) < 120
+
+
+def test_a_training_that_has_ended_is_no_culprit_of_another_in_the_same_launch():
+    """Each has a world of its own, of which a rank knows only itself in the job."""
+    ended = [status(r, 60.0, group("world", (r,), 10), state="gone", phase="") for r in range(4)]
+    saves = status(4, 4.0, group("world", (4,), 20), phase="checkpoint")
+    waits = [status(r, 4.0, group("world", (r,), 20, "all_reduce", op_bytes=64)) for r in (5, 6, 7)]
+    assert not findings(hang(view([*ended, saves, *waits])))

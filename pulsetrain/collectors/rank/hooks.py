@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import atexit
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 import torch
@@ -56,12 +57,34 @@ def _hook_groups(tracker: Tracker) -> None:
     atexit.register(lambda: tracker.detach(c10d._world.pg_map))
 
 
-def _members(world: _World, name: str, size: int) -> Sequence[int]:
-    """Return the global ranks of the group of this name. A hook that held its group would keep it alive."""
+def _members(world: _World, name: str, size: int, position: int) -> Sequence[int]:
+    """Return the global ranks of the group of this name. A hook that held its group would keep it alive.
+
+    `position`: this rank's in the group.
+    """
     for pg, known in world.pg_names.items():
         if known == name:
-            return tuple(world.pg_group_ranks.get(pg) or range(size))
-    return range(size)
+            return of_job(tuple(world.pg_group_ranks.get(pg) or range(size)), position, os.environ)
+    return of_job(tuple(range(size)), position, os.environ)
+
+
+def of_job(members: tuple[int, ...], position: int, environ: Mapping[str, str]) -> tuple[int, ...]:
+    """Return a group's members as the job's ranks. Where torch's numbers are others, only this rank is known.
+
+    A script may make a world of some of the job's ranks, or of processes outside it. torch numbers from 0.
+
+    >>> of_job((0, 1, 2, 3), 1, {"RANK": "1", "WORLD_SIZE": "8"})
+    (0, 1, 2, 3)
+    >>> of_job((0, 1, 2, 3), 1, {"RANK": "5", "WORLD_SIZE": "8"})
+    (5,)
+    >>> of_job((0, 1, 2, 3), 0, {"RANK": "0", "WORLD_SIZE": "2"})
+    (0,)
+    """
+    rank, ranks = environ.get("RANK", ""), environ.get("WORLD_SIZE", "")
+    if not rank.isdecimal() or not ranks.isdecimal() or not 0 <= position < len(members):
+        return members
+    is_own = members[position] == int(rank) and max(members) < int(ranks)
+    return members if is_own else (int(rank),)
 
 
 def _attach(tracker: Tracker, group: object, world: _World) -> None:
@@ -70,7 +93,7 @@ def _attach(tracker: Tracker, group: object, world: _World) -> None:
         tracker.attach(
             pg,
             group_name(pg.group_name, pg.group_desc),
-            functools.partial(_members, world, pg.group_name, pg.size()),
+            functools.partial(_members, world, pg.group_name, pg.size(), pg.rank()),
         )
     except Exception:  # noqa: BLE001 - a backend without hooks trains on, unseen
         tracker.state.fault()

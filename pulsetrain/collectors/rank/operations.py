@@ -256,7 +256,8 @@ class Group:
 
     def _transfer(self, call: PreHookArgs, kind: Kind) -> Operation:
         name, root, size = kind.number, call.root, kind.payload(call)
-        peer = self._members[root] if 0 <= root < len(self._members) else ANY_SOURCE
+        members = self._members if len(self._members) > 1 else ()  # of another world: the peer is not known
+        peer = members[root] if 0 <= root < len(members) else ANY_SOURCE
         self.state.transfers = True
         seq = self._transfers[name, peer] = self._transfers.get((name, peer), 0) + 1
         self._show_count(kind.sends, name, peer, seq)

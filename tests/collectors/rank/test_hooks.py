@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from pulsetrain.collectors.rank import hooks
 from pulsetrain.collectors.rank.collectives import Tracker
+from pulsetrain.collectors.rank.handle import Handle
 from pulsetrain.collectors.rank.hooks import group_name
+from pulsetrain.collectors.rank.ring import RingWriter, create_ring
+from pulsetrain.collectors.reading.ring_reader import RingReader
 
 SCRIPT = """
 import os, torch, torch.distributed as dist
@@ -72,6 +78,37 @@ def test_the_start_of_a_batch_is_watched_as_its_end_is(watched, monkeypatch):
     hooks._hook_waits(tracker)
     assert wrapped["_start_coalescing"] == tracker.watched_start_of_batch
     assert wrapped["_end_coalescing"] == tracker.watched_end_of_batch
+
+
+def in_world_of_its_own(rank, path):
+    """Ranks 4 and 5 of a job of 8 make a world of two."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE="8")
+    fd = create_ring(256)
+    handle, reader = Handle(RingWriter(fd)), RingReader(fd)
+    hooks.install(handle)
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank - 4, world_size=2)
+    dist.all_reduce(torch.ones(3))
+    if rank == 4:
+        dist.send(torch.ones(1), 1)
+    else:
+        dist.recv(torch.ones(1), 0)
+    (cell,) = reader.status().groups
+    assert (cell.name, tuple(cell.members), cell.enqueued) == ("world", (rank,), 1)
+    assert all(int(span["peer"]) < 0 for span in reader.drain()[0])  # its number in the job is not known
+    assert reader.status().errors == 0
+    dist.destroy_process_group()
+
+
+@pytest.mark.integration
+def test_of_a_world_that_numbers_its_ranks_anew_only_the_own_rank_is_known(tmp_path):
+    """Two trainings in one launch: torch's ranks 0 and 1 are not those of the job."""
+    context = torch.multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=in_world_of_its_own, args=(rank, tmp_path / "store")) for rank in (4, 5)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(timeout=60)
+    assert [rank.exitcode for rank in ranks] == [0, 0]
 
 
 @pytest.mark.integration
