@@ -151,7 +151,7 @@ def wait_for_guests(
     while True:
         guests = _guests(folder)
         if not guests:
-            (folder / "hub.json").unlink(missing_ok=True)
+            _remove(folder / "hub.json")
             guests = _guests(folder)
             if not guests:
                 return
@@ -176,7 +176,13 @@ def _guest(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        mark.unlink(missing_ok=True)
+        _remove(mark)
+
+
+def _remove(file: Path) -> None:
+    """Remove a file where that is possible. On a disk that has become read-only the job's end is not lost."""
+    with contextlib.suppress(OSError):
+        file.unlink(missing_ok=True)
 
 
 def _guests(folder: Path) -> list[int]:

@@ -63,13 +63,13 @@ class Membership:
 
     def standbys(self) -> list[Node]:
         """Nodes outside the world that could join it. One under a cordon could not, nor one of another size,
-        nor one that a person has checked now.
+        nor one that a person has checked now, nor one whose agent has said that it ends.
 
         A node that came back while its place was still empty is in the world, not outside.
         """
         inside = {member.node for member in self.world}
         outside = (n for n in self.reserves() if n.name not in inside and self._fits(n))
-        return [n for n in outside if not n.cordon and not n.set_apart and self.may_use(n)]
+        return [n for n in outside if not (n.cordon or n.set_apart or n.leaving) and self.may_use(n)]
 
     def set_apart(self) -> bool:
         """Whether a node is a standby again in a moment: a person has it checked."""

@@ -1,5 +1,6 @@
 """Which hub a run joins, and how long it keeps its own."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -161,6 +162,18 @@ def test_a_run_that_joins_is_a_guest_until_it_ends(tmp_path, environ):
         assert joined == hub
         assert [mark.name for mark in marks.iterdir()] == [str(os.getpid())]
     assert list(marks.iterdir()) == []
+
+
+def test_a_disk_that_became_read_only_does_not_change_how_a_run_ended(tmp_path, environ, monkeypatch):
+    def refused(self, *, missing_ok=False):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    serves(tmp_path / "given", "http://given:1")
+    with join_hub(HubOptions(), tmp_path / "given", environ) as joined:
+        assert joined is not None
+        monkeypatch.setattr(Path, "unlink", refused)
+    monkeypatch.setattr(local_hub, "_guests", lambda folder: [])
+    wait_for_guests(tmp_path / "given", lambda line: None, lambda _: None)
 
 
 def test_a_hub_that_ends_while_a_run_joins_is_not_joined(tmp_path, environ, monkeypatch):

@@ -50,6 +50,15 @@ def test_a_standby_replaces_a_lost_node_at_its_rank():
     assert [m.node for m in members.world] == ["z", "b"]
 
 
+def test_a_standby_that_ends_replaces_nobody():
+    """As in a drain of several nodes: its launch would fail, and stop the job once more."""
+    members = formed("a", "b", "y", "z")
+    members.nodes["y"].leaves(Leaving(node="y", reason="ended by SIGTERM", signal="SIGTERM"), 0.0)
+    members.nodes["a"].state = NodeState.LOST
+    assert members.available(forming=False) == 2
+    assert members.fill_world(2, fixed(2)) == [Promotion(node="z", node_rank=0, replaces="a")]
+
+
 @pytest.mark.parametrize(
     ("changes", "refused"), [({}, True), ({"standby": True}, True), ({"attempt": 0}, False)]
 )
