@@ -68,6 +68,7 @@ class Handle(SharedByCopies):
         self.started_by_rank = False  # whether this process is a program that a rank has started
         self.script_calls = False  # whether the script has called `init`
         self.resumed = False  # whether somebody has said which step is the next
+        self.behind_file = False  # whether a checkpoint of a known step was read
         self.before_restart: list[Callable[[], None]] = []  # end what works for an attempt, in this process
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
@@ -165,7 +166,7 @@ class Handle(SharedByCopies):
         self._pending.clear()
         self._first = None
         self._numbers, self._phases = {}, {}
-        self._coordinates_given = self._clock_runs = self.resumed = False
+        self._coordinates_given = self._clock_runs = self.resumed = self.behind_file = False
         self.profiler.answered = 0
 
     def count_from(self, step: int) -> None:
@@ -173,6 +174,12 @@ class Handle(SharedByCopies):
         if self.state is not None:
             self.state.enter_step(step)
             self.state.words[W_LAST_STEP] = self.state.words[W_RESUMED] = step - 1
+
+    def continue_behind(self, step: int) -> None:
+        """The script has read its checkpoint of `step`. No count of an optimizer says better what is next."""
+        if not self.resumed:
+            self._first, self.behind_file = None, True
+            self.count_from(step + 1)
 
     def count_from_late(self, first: Number) -> None:
         """`first` is the number of the first step, on its way from a device.

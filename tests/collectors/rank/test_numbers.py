@@ -64,6 +64,19 @@ def test_steps_wait_for_the_number_of_the_first_one(watched):
     assert (status.step, status.last_step, status.resumed_step) == (7, 6, 3)
 
 
+def test_a_checkpoint_of_a_known_step_wins_over_a_number_that_has_not_arrived(watched):
+    h, first = watched.handle, LateNumber()
+    h.count_from_late(first)
+    h.continue_behind(30)
+    first.there = True
+    h.step()
+    h.step()
+    assert list(watched.reader.drain()[1]["step"]) == [31, 32]
+    h.resume(100)
+    h.continue_behind(30)  # who says it wins
+    assert watched.reader.status().step == 100
+
+
 def test_a_number_of_the_first_step_that_never_comes_is_given_up(watched):
     watched.handle.count_from_late(LateNumber())
     for _ in range(LATE_STEPS + 1):

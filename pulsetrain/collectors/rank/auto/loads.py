@@ -94,8 +94,8 @@ class LoadWatch:
             file_mtime_ns=mark.mtime_ns if mark else 0,
         )
         write_cell(handle.state.ring.memory, LOADED_AT, cell)
-        if step >= 0 and not handle.resumed:
-            handle.count_from(step + 1)
+        if step >= 0:
+            handle.continue_behind(step)
 
 
 class _Call:

@@ -351,7 +351,7 @@ class TrainingLoop:
     def _number_first_step(self) -> None:
         """The optimizer's count says which update this was, where a restore has not said it already."""
         count, handle = self._first_count, self._handle
-        if count is None or handle.resumed:
+        if count is None or handle.resumed or handle.behind_file:
             return
         first = ShiftedNumber(count, self._waited - 1)
         if not first.ready():

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pulsetrain.collectors.rank.auto import graph
 from pulsetrain.collectors.rank.handle import Handle
+from pulsetrain.collectors.rank.numbers import KnownNumber
 
 TOKENS = torch.arange(64).reshape(8, 8) % 11
 
@@ -473,6 +474,20 @@ def test_a_count_that_arrives_after_the_first_step_numbers_that_step_too(
         loss_of(model, TOKENS).backward()
         optimizer.step()
     assert [step for step, *_ in steps(watched, auto)] == [5000, 5001, 5002]
+
+
+@pytest.mark.parametrize("count", [25.0, Late(31.0)], ids=["skipped updates", "late"])
+def test_the_step_of_the_checkpoint_that_was_read_wins_over_the_optimizers_count(
+    watched, auto, model, optimizer, monkeypatch, count
+):
+    """A scaler leaves out updates, which the optimizer does not count. On a GPU its count arrives late."""
+    known = KnownNumber(count) if isinstance(count, float) else count
+    monkeypatch.setattr("pulsetrain.collectors.rank.auto.updates.count", lambda optimizer: known)
+    watched.handle.continue_behind(30)
+    for _ in range(3):
+        loss_of(model, TOKENS).backward()
+        optimizer.step()
+    assert [step for step, *_ in steps(watched, auto)] == [31, 32, 33]
 
 
 class OwnState(torch.optim.SGD):
