@@ -54,7 +54,11 @@ def watched_backward(original: Callable[..., None], auto: Auto, losses: Losses) 
             loop.begin_backward(None if loop.in_backward or loop.overfull else losses.of(tensors, gradients))
         except Exception:  # noqa: BLE001 - the script must not see our faults
             fault()
-        auto.handle.raise_of_hold()
+        try:
+            auto.handle.raise_of_hold()
+        except BaseException:
+            loop.end_backward()  # the script may catch it and go on
+            raise
         return True
 
     @untraced.hook

@@ -806,6 +806,17 @@ class OutOfMemory(torch.optim.SGD):
         return super().step(closure)
 
 
+def test_steps_go_on_after_an_alarm_that_rang_while_the_rank_stood_still(watched, auto, model, optimizer):
+    """A script may catch what its signal handler raises."""
+    watched.handle.hold.raised = TimeoutError("the script's own alarm")
+    with pytest.raises(TimeoutError, match="own alarm"):
+        loss_of(model, TOKENS).backward()
+    for _ in range(2):
+        loss_of(model, TOKENS).backward()
+        optimizer.step()
+    assert [step for step, *_ in steps(watched, auto)] == [0, 1]
+
+
 def test_a_step_that_raised_hides_no_optimizer_that_comes_after(watched, auto, model):
     def train(optimizer):
         for (tokens,) in loader():
