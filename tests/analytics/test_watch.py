@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -733,6 +734,27 @@ def test_of_very_many_silent_ranks_the_first_are_listed():
     (verdict,) = hang(replace(seen, seen_ns=seen_ns))
     assert verdict.reason.startswith("no report from 64 ranks, first [0, 1, 2,")
     assert len(verdict.reason) < 120
+
+
+@pytest.mark.parametrize("still_s", [0, 60], ids=["they work", "they stand"])
+def test_thousands_of_late_ranks_hold_up_no_look(still_s):
+    """As in a large start: most ranks wait, and very many are late."""
+    everybody = tuple(range(10_000))
+    late = [status(r, 80.0, group("world", everybody, 5), phase="") for r in range(2_000)]
+    own = group("world", everybody, 5, "all_reduce", op_bytes=64)
+    waits = [status(r, 80.0, own) for r in range(2_000, 10_000)]
+    world = tuple(
+        WorldNode(node=f"n{i}", node_rank=i, address="a", peer_port=1, nproc=8) for i in range(1_250)
+    )
+    stands = {r: replace(idle(r), still_ns=still_s * S) for r in everybody}
+    job = view([*late, *waits], world=world, activity=stands)
+    began = time.perf_counter()
+    verdicts = hang(job)
+    took_s = time.perf_counter() - began
+    assert [f.evidence["culprits"] for f in findings(verdicts)] == [tuple(range(2_000))] * (
+        16 if still_s else 0
+    )
+    assert took_s < 5  # it grew with the square of those that are late
 
 
 def test_a_training_that_has_ended_is_no_culprit_of_another_in_the_same_launch():

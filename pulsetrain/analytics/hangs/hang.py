@@ -309,8 +309,10 @@ def _combine(
             reason="ranks wait, but for nobody that can be named",
             groups=tuple(groups.values()),
         )
-    stranded = [v for v in verdicts if any(v.is_stranded_by(other) for other in verdicts)]
-    verdicts = [v for v in verdicts if v not in stranded]
+    unfinished = [v for v in verdicts if v.unfinished is not None]
+    stranded = [v for v in unfinished if any(v.is_stranded_by(other) for other in unfinished)]
+    if stranded:
+        verdicts = [v for v in verdicts if v not in stranded]
     verdict = min((v.verdict for v in verdicts), key=_VERDICT_ORDER.index)
     chosen = [v for v in verdicts if v.verdict == verdict]
     culprits = tuple(sorted({r for v in chosen for r in v.culprits}))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 
 from pulsetrain.analytics.hangs.posture import Posture
 from pulsetrain.protocol.late_rows import column
@@ -79,12 +81,17 @@ class JobView:
 
     def node_of(self, rank: int) -> str:
         """Return the name of the rank's node, empty where `world` does not have the rank."""
-        first_of_next = 0
-        for node in sorted(self.world, key=lambda n: n.node_rank):
-            first_of_next += node.nproc
-            if rank < first_of_next:
-                return node.node
-        return ""
+        at = bisect_right(self._ends_of_nodes, rank)
+        return self._nodes[at].node if at < len(self._nodes) else ""
+
+    @cached_property
+    def _nodes(self) -> list[WorldNode]:
+        return sorted(self.world, key=lambda n: n.node_rank)
+
+    @cached_property
+    def _ends_of_nodes(self) -> list[int]:
+        """The rank behind each node's last one."""
+        return list(accumulate(node.nproc for node in self._nodes))
 
     def size(self) -> int:
         """Return how many ranks the attempt has."""

@@ -21,6 +21,8 @@ _MAY_PAUSE = 0.5  # of the confidence is left in a hang that may be a pause
 _OF_LINKS = 0.8  # stated confidence in a link that carries nothing, as in a network where every member waits
 _MAX_LINKS = 64  # that are listed in the evidence
 _ON_THE_HOST = ("working", "waits", "slow_phase", "debugger")  # what a rank does that no device holds up
+MOST_NAMED = 16
+"""Ranks that get a finding of their own, those that cannot move first. The evidence of each lists all."""
 MOST_JUDGED = 16  # members of a group on devices whose stacks are read
 _DEVICE_TIMEOUT_S, _HOST_TIMEOUT_S = 600, 1800  # torch's own, of NCCL and of gloo
 _USUAL = 1.25  # a silence shorter than so many times the longest that ended at the same place is no hang
@@ -49,14 +51,27 @@ class Stall:
                 return [self._finding(stuck)]
             return [Inconclusive(analyzer="hang", reason=f"{silence} {stuck.why}")]
         conditions = {rank: self._condition(rank) for rank in diagnosis.culprits}
-        hangs = [self._of_rank(r, what) for r, what in conditions.items() if self._is_hang(what)]
-        excuses = ", ".join(f"rank {r} {what.why}" for r, what in conditions.items())
-        return [*hangs] or [Inconclusive(analyzer="hang", reason=f"{silence} {excuses}")]
+        hangs = [(rank, what) for rank, what in conditions.items() if self._is_hang(what)]
+        if hangs:
+            if len(hangs) > MOST_NAMED:
+                hangs = sorted(hangs, key=lambda hang: not self._is_certain(hang[1]))[:MOST_NAMED]
+            return [self._of_rank(rank, what) for rank, what in hangs]
+        excuses = ", ".join(f"rank {r} {what.why}" for r, what in list(conditions.items())[:MOST_NAMED])
+        more = f", and {len(conditions) - MOST_NAMED} more ranks" if len(conditions) > MOST_NAMED else ""
+        return [Inconclusive(analyzer="hang", reason=f"{silence} {excuses}{more}")]
 
     @cached_property
     def broken(self) -> BrokenLinks:
         """Links that carry nothing."""
         return broken_links.find(self.view)
+
+    @cached_property
+    def _statuses(self) -> dict[int, RankStatus]:
+        return {status.rank: status for status in self.view.ranks}
+
+    @cached_property
+    def _culprits(self) -> frozenset[int]:
+        return frozenset(self.diagnosis.culprits)
 
     def _of_links(self) -> Finding | None:
         """Return the finding on links that carry nothing, None where the ranks at fault do something else.
@@ -80,7 +95,7 @@ class Stall:
         posture = self.view.postures.get(first)
         if posture is not None and posture.newest.place:
             return posture.newest.place
-        status = next((r for r in self.view.ranks if r.rank == first), None)
+        status = self._statuses.get(first)
         return f"phase {status.last_phase}" if status is not None and status.last_phase else ""
 
     def _condition(self, rank: int) -> Condition:
@@ -97,7 +112,7 @@ class Stall:
 
         `spins_elsewhere`: threads of its communication library turn beside a main thread that stands.
         """
-        status = next((r for r in self.view.ranks if r.rank == rank), None)
+        status = self._statuses.get(rank)
         if status is None:
             return Condition(kind="unknown", why="left no report")
         activity, posture = self.view.activity.get(rank), self.view.postures.get(rank)
@@ -112,7 +127,7 @@ class Stall:
 
     def _is_awaited(self, status: RankStatus) -> bool:
         """Whether peers wait for the rank in a collective, after others that it has done: it has started."""
-        of_rank = self.diagnosis.verdict == "rank" and status.rank in self.diagnosis.culprits
+        of_rank = self.diagnosis.verdict == "rank" and status.rank in self._culprits
         return of_rank and any(group.completed > 0 for group in status.groups)
 
     def _network(self) -> Condition:
@@ -203,7 +218,7 @@ class Stall:
             severity="warning" if self._may_pause(found) else "critical",
             confidence=self._confidence(found, links),
             summary=f"The job hangs in the network: {reason}" if network else reason,
-            evidence={**self._evidence(), **self._evidence_of(found), **_evidence_of_links(links)},
+            evidence={**self._evidence, **self._evidence_of(found), **_evidence_of_links(links)},
         )
 
     def _evidence_of(self, found: Condition) -> dict[str, object]:
@@ -220,11 +235,12 @@ class Stall:
             "looked_at_ns": int(sooner_s * 1e9),
             "place": place,
             "usual_ns": self.view.usual_ns.get(place, 0),
-            **self._timeout(),
+            **self._timeout,
         }
 
+    @cached_property
     def _timeout(self) -> dict[str, object]:
-        """Return after which torch ends the operation that the job stands in, 0 if that is not known.
+        """After which torch ends the operation that the job stands in, 0 if that is not known.
 
         With `timeout_chosen`: whether the script has set it. Operations of other groups may be in flight for
         as long as they like.
@@ -238,7 +254,9 @@ class Stall:
         usual_s = _DEVICE_TIMEOUT_S if longest.on_device else _HOST_TIMEOUT_S
         return {"timeout_ns": longest.timeout_s * 10**9, "timeout_chosen": longest.timeout_s != usual_s}
 
+    @cached_property
     def _evidence(self) -> dict[str, object]:
+        """What is the same in every finding."""
         view, diagnosis = self.view, self.diagnosis
         few = len(view.ranks) <= _MAX_SILENCES
         return {

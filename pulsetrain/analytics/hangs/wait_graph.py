@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -39,20 +39,30 @@ class WaitGraph:
     def __init__(self, edges: Mapping[Node, Set[Node]]) -> None:
         self._edges = edges
         self._waiting_for: dict[Node, list[Node]] = {}
+        self._found: dict[tuple[Node, ...], frozenset[int]] = {}
         for node, targets in edges.items():
             for target in targets:
                 self._waiting_for.setdefault(target, []).append(node)
 
-    def reaching(self, ranks: Set[int]) -> set[int]:
+    def reaching(self, ranks: Set[int]) -> Set[int]:
         """Return the other ranks that wait, directly or through others, for one of `ranks`."""
-        reached: set[Node] = set(ranks)
-        todo: list[Node] = list(ranks)
+        first = tuple(node for rank in ranks for node in self._waiting_for.get(rank, ()))
+        found = self._found.get(
+            first
+        )  # thousands that are late for one collective are waited for by the same
+        if found is None:
+            found = self._found[first] = self._reached_from(first)
+        return found if found.isdisjoint(ranks) else found - ranks
+
+    def _reached_from(self, first: Iterable[Node]) -> frozenset[int]:
+        reached: set[Node] = set(first)
+        todo = list(reached)
         while todo:
             for node in self._waiting_for.get(todo.pop(), ()):
                 if node not in reached:
                     reached.add(node)
                     todo.append(node)
-        return {n for n in reached if isinstance(n, int)} - set(ranks)
+        return frozenset(n for n in reached if isinstance(n, int))
 
     def hubs(self, sink: tuple[int, ...]) -> tuple[int, ...]:
         """Return the ranks of a sink through each of which all waiting in circles goes, sorted.
