@@ -5,7 +5,7 @@ None of these findings, and no lack of them, rules out silent data corruption.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,8 +64,9 @@ class _Jump:
 def find(timings: Timings) -> list[Verdict]:
     """Return findings of kinds `nan`, `grad_overflow`, `loss_spike` and `grad_norm_jump`.
 
-    Ranks that log nothing are left out. A NaN counts only where it was logged. The verdict is blind where no
-    rank logs a loss or a gradient norm.
+    Ranks that log nothing are left out, and so are those that log a NaN in place of a loss that they do not
+    have. A NaN counts only where it was logged. The verdict is blind where no rank logs a loss or a gradient
+    norm.
 
     >>> from pulsetrain.analytics.slowness.timings import from_matrices
     >>> loss = np.array([[2.0], [np.nan]])
@@ -75,6 +76,8 @@ def find(timings: Timings) -> list[Verdict]:
     ['The loss is not finite since step 1.']
     """
     logged = {name: _logged(timings, name) for name in ("loss", "grad_norm")}
+    without = _without_loss(timings, logged["loss"])
+    logged["loss"] = logged["loss"] & ~without
     if not any(mask.any() for mask in logged.values()):
         return [
             Inconclusive(analyzer="numerics", reason="no rank logs a loss or a gradient norm", blind=True)
@@ -83,8 +86,9 @@ def find(timings: Timings) -> list[Verdict]:
     findings = [overflows] if overflows else []
     of_what = ("loss",) if overflows else ("loss", "grad_norm")
     findings += [f for name in of_what if (f := _not_finite(timings, name, logged[name])) is not None]
-    if timings.skipped and not _bad(timings, "loss", logged["loss"]).any():
-        findings.append(_not_finite_before(timings))
+    skipped = tuple(pair for pair in timings.skipped if pair[1] not in set(timings.ranks[without].tolist()))
+    if skipped and not _bad(timings, "loss", logged["loss"]).any():
+        findings.append(_not_finite_before(replace(timings, skipped=skipped)))
     findings += _jumps_of_job(timings, "loss", "loss_spike", MIN_LOSS_RISE, logged["loss"])
     norm = logged["grad_norm"]
     norm_jumps = _jumps_of_job(timings, "grad_norm", "grad_norm_jump", MIN_NORM_RISE, norm)
@@ -97,6 +101,18 @@ def find(timings: Timings) -> list[Verdict]:
 
 def _logged(timings: Timings, name: str) -> Mask:
     return timings.logged.get(name, np.zeros(timings.numbers[name].shape, np.bool_))
+
+
+def _without_loss(timings: Timings, logged: Mask) -> Mask:
+    """Return which ranks log a NaN in place of a loss, as stages of a pipeline without one do.
+
+    Their losses were never finite, and those of another rank are, in all of its steps or in `MIN_STEPS`. A
+    NaN that is real is in the weights of all ranks one step later.
+    """
+    finite = logged & np.isfinite(timings.numbers["loss"])
+    always = logged.any(axis=0) & (finite == logged).all(axis=0)
+    has_loss = always | (finite.sum(axis=0) >= MIN_STEPS)
+    return np.asarray(logged.any(axis=0) & ~finite.any(axis=0) & has_loss.any(), np.bool_)
 
 
 def _bad(timings: Timings, name: str, logged: Mask) -> Mask:

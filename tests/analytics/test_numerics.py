@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -125,6 +127,25 @@ def test_a_step_that_nobody_logged_is_no_nan():
     loss = falling()
     loss[33] = None
     assert not findings(numerics.find(logs(loss)))
+
+
+def own_losses(*losses):
+    """One loss for each rank and step."""
+    timings = logs([None] * len(losses[0]), ranks=len(losses))
+    timings.numbers["loss"] = np.array(losses, np.float64).T
+    timings.logged["loss"] = np.ones_like(timings.numbers["loss"], np.bool_)
+    return timings
+
+
+def test_a_stage_without_a_loss_may_log_a_nan_in_its_place():
+    none, loss = [float("nan")] * 60, falling()
+    skipped = ((-5, 0), (-4, 0))
+    assert not findings(numerics.find(replace(own_losses(none, none, loss), skipped=skipped)))
+    late = [*loss[:20], *none[20:]]
+    (finding,) = findings(numerics.find(own_losses(none, none, late)))
+    assert finding.evidence["first_step"] == 20
+    (alone,) = findings(numerics.find(own_losses(loss, late)))
+    assert (alone.subject, alone.evidence["first_step"]) == ("1", 20)
 
 
 def test_a_spike_and_a_jump_are_found():
