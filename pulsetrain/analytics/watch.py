@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pulsetrain.analytics import calibration
 from pulsetrain.analytics.crash import Attempt, explain
-from pulsetrain.analytics.hangs import condition, device_waits
+from pulsetrain.analytics.hangs import condition, device_waits, still_groups
 from pulsetrain.analytics.hangs.evidence import GroupKey, HashedGroupKey, RankEvidence, Wait
 from pulsetrain.analytics.hangs.hang import HangDiagnosis, diagnose
 from pulsetrain.analytics.hangs.job_view import COMMUNICATION, JobView, WatchConfig
@@ -86,8 +86,8 @@ def hang(view: JobView, config: WatchConfig | None = None) -> list[Verdict]:
 
     There is one finding for each rank at fault, or one on the group where the network is at fault. Its
     evidence has class, culprits, victims, nodes, silences and groups, and what the rank does (`condition`).
-    The verdict is `Inconclusive` where nobody can be named or the rank works, and `Healthy` while some rank
-    moves.
+    The verdict is `Inconclusive` where nobody can be named or the rank works, and where only ranks move that
+    those that wait do not wait for. It is `Healthy` while other ranks move.
 
     >>> group = GroupStatus(group="tp", members=(0, 1), enqueued=8, completed=7, op="all_reduce", op_seq=8)
     >>> common = {"local_rank": 0, "pid": 1, "last_step": 5, "phase_age_ns": 0, "progress": 9}
@@ -109,7 +109,9 @@ def look(view: JobView, config: WatchConfig | None = None) -> HangLook:
     if blind is not None:
         return HangLook(verdicts=(blind,), stall_ns=None)
     stall_ns, base_ns, limit_ns = _stall_ns(view), _base_ns(view, config), hang_limit_ns(view, config)
-    healthy = Healthy(analyzer="hang", numbers={"silence_ns": stall_ns, "limit_ns": limit_ns})
+    healthy = (_of_some(view, limit_ns) if stall_ns < limit_ns else None) or Healthy(
+        analyzer="hang", numbers={"silence_ns": stall_ns, "limit_ns": limit_ns}
+    )
     stopped = _has_stopped_rank(view, config)
     mismatch = stall_ns >= config.stopped_s * 1e9 and _has_mismatch(view)
     if stall_ns < _EARLY * base_ns and not (stopped or mismatch):
@@ -135,6 +137,19 @@ def look(view: JobView, config: WatchConfig | None = None) -> HangLook:
         suspects=_suspects(view, diagnosis),
         place=stall.place(),
     )
+
+
+def _of_some(view: JobView, limit_ns: int) -> Inconclusive | None:
+    """Return why it is not known whether some ranks stand still for good while others move."""
+    still = still_groups.find(view, limit_ns)
+    if still is None:
+        return None
+    who, seconds = _listed(still.ranks), still.silence_ns / 1e9
+    reason = (
+        f"{who} wait in group {still.group} or for those that do, and none moved for {seconds:.1f} s. "
+        "The ranks that move are not waited for"
+    )
+    return Inconclusive(analyzer="hang", reason=reason)
 
 
 def _blind(view: JobView, config: WatchConfig) -> Inconclusive | None:

@@ -187,6 +187,21 @@ def test_one_moving_rank_is_enough_to_be_no_hang():
     assert isinstance(hang(view(ranks))[0], Healthy)
 
 
+def test_ranks_that_wait_for_each_other_are_not_healthy_because_a_rank_outside_moves():
+    ranks = stuck_job(3, state="running")
+    alone = status(8, 0.1, phase="")
+    (verdict,) = hang(view([*ranks, alone]))
+    assert isinstance(verdict, Inconclusive)
+    assert "ranks [0, 1, 2, 3, 4, 5, 6, 7] wait" in verdict.reason
+    moves = replace(ranks[3], progress_age_ns=0)  # the others wait for it
+    assert isinstance(hang(view([*ranks[:3], moves, *ranks[4:], alone]))[0], Healthy)
+
+
+def test_ranks_that_wait_for_somebody_of_whom_nothing_is_known_are_left_alone():
+    waits = [status(r, 30, group("engine", (0, 1, 16), 7, "broadcast")) for r in (0, 1)]
+    assert isinstance(hang(view([*waits, status(2, 0.1, phase="")]))[0], Healthy)
+
+
 def test_a_stopped_process_is_named_before_the_rest_of_the_job_is_still():
     ranks = stuck_job(5, silent_s=2.1)
     ranks[0] = replace(ranks[0], progress_age_ns=0)
