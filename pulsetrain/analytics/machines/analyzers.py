@@ -18,6 +18,8 @@ from pulsetrain.stream.queries import machines
 from pulsetrain.stream.queries.queryable import AttemptSteps, Queryable
 
 MARGIN_NS = 60 * 1_000_000_000  # a cause is often logged before the step that it slows, or after it
+LIVE_NS = 600 * 1_000_000_000
+"""Of a running job's newest steps, so much time up to the end of the last one is looked at."""
 CLOCKS_NS = 600 * 1_000_000_000
 MOST_CLOCKS = 500_000
 """Samples of clocks that are read of the time before `MARGIN_NS`."""
@@ -40,14 +42,18 @@ class MachineSource:
 
     @cached_property
     def during(self) -> machines.AttemptTime:
-        """From a minute before the first step to a minute after the last one, or to now."""
+        """From a minute before the first step to a minute after the last one.
+
+        Where the past is not searched it ends now, and begins no sooner than `LIVE_NS` before the end of the
+        last step. The newest steps of a job with long ones are days, and what a machine did then is over.
+        """
         if self.without_steps is not None:
             return self.without_steps
         begin, end = machines.extent(self.store, self.steps)
         return machines.AttemptTime(
             job=self.steps.job,
             attempt=self.steps.attempt,
-            from_ns=begin - MARGIN_NS,
+            from_ns=begin - MARGIN_NS if self.scan else max(begin - MARGIN_NS, end - LIVE_NS),
             to_ns=end + MARGIN_NS if self.scan else max(self.now_ns, end),
         )
 

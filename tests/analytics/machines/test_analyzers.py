@@ -151,6 +151,22 @@ def test_a_quiet_kernel_log_is_healthy_where_an_agent_reads_it(store, readable, 
     assert isinstance(verdict, state)
 
 
+@pytest.mark.parametrize(("scan", "times"), [(True, (60, 38_900)), (False, (38_900,))])
+def test_of_long_steps_only_what_was_lately_is_said_to_be_so_now(store, scan, times):
+    job = f"long-steps-{scan}"
+    insert(
+        store, "steps", [{**r, "node": job} for r in steps(job, np.full((1, 40), 1000.0), step_ns=1000 * S)]
+    )
+    lines = [
+        {"ts": T0 + second * S, "node": job, "source": "kmsg", "message": "x"} for second in (60, 38_900)
+    ]
+    insert(store, "logs", lines)
+    of = AttemptSteps(job=job, attempt=0, first=0, last=39)
+    source = MachineSource(store=store, steps=of, now_ns=T0 + 40_000 * S, scan=scan)
+    said = machines.kernel_log(store, source.during)["ts_ns"].to_pylist()
+    assert said == [T0 + second * S for second in times]
+
+
 @recorded
 def test_a_kernel_log_is_found_by_the_job_whose_node_it_is(store):
     insert(store, "steps", steps("faulty", 1 + 0.01 * np.random.default_rng(0).random((4, 300))))
