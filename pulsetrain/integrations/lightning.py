@@ -26,13 +26,15 @@ if TYPE_CHECKING:
 class PulsetrainCallback(Callback):  # type: ignore[misc]  # its types are not followed
     """Reports optimizer steps, their loss, and the phases of a step, validation and checkpoints.
 
-    A checkpoint's phase lasts until the next batch is there, because Lightning has no event for its end.
+    A checkpoint's phase lasts until the next batch is there, or the fit ends, because Lightning has no event
+    for its end.
     """
 
     def __init__(self) -> None:
         self._watch = pulsetrain.init()
         self._phase = PhaseSwitch(self._watch)
         self._steps = 0
+        self._trains = False
         self._losses: list[torch.Tensor] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -40,6 +42,7 @@ class PulsetrainCallback(Callback):  # type: ignore[misc]  # its types are not f
         self._steps = trainer.global_step
         if self._steps:
             self._watch.resume(self._steps)
+        self._trains = True
         self._phase.to("data")
 
     def on_train_batch_start(
@@ -102,12 +105,19 @@ class PulsetrainCallback(Callback):  # type: ignore[misc]  # its types are not f
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, object]
     ) -> None:
         """A checkpoint is written from here on."""
-        self._phase.to("checkpoint")
+        if self._trains:  # after the fit nothing would end the phase
+            self._phase.to("checkpoint")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the last phase."""
         self._phase.to(None)
 
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End the phase of a checkpoint that was written when the training had ended."""
+        self._trains = False
+        self._phase.to(None)
+
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """The phase that was open ends with the training."""
+        self._trains = False
         self._phase.to(None)

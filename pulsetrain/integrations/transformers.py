@@ -23,7 +23,7 @@ class PulsetrainCallback(TrainerCallback):  # type: ignore[misc]  # its types ar
     def __init__(self) -> None:
         self._watch = pulsetrain.init()
         self._phase = PhaseSwitch(self._watch)
-        self._waits_for_log = False
+        self._waits_for_log = self._trains = self._evaluates = False
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
@@ -31,6 +31,7 @@ class PulsetrainCallback(TrainerCallback):  # type: ignore[misc]  # its types ar
         """Count from the step that the Trainer resumes at."""
         if state.global_step:
             self._watch.resume(state.global_step)
+        self._trains = True
         self._phase.to("data")
 
     def on_step_begin(
@@ -59,6 +60,7 @@ class PulsetrainCallback(TrainerCallback):  # type: ignore[misc]  # its types ar
         self._waits_for_log = True
         if not control.should_log:
             self._end_step()
+        self._evaluates = control.should_evaluate
         self._phase.to(self._next_phase(control))
 
     def on_log(
@@ -75,23 +77,35 @@ class PulsetrainCallback(TrainerCallback):  # type: ignore[misc]  # its types ar
             self._watch.log(loss=loss, grad_norm=logs.get("grad_norm"))
         self._end_step()
 
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """A batch was evaluated, maybe of a second data set."""
+        if self._trains and not self._evaluates:
+            self._evaluates = True
+            self._phase.to("evaluation")
+
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """The evaluation is over. A checkpoint may follow."""
-        self._phase.to("checkpoint" if control.should_save else "data")
+        """An evaluation is over. A checkpoint may follow, or the evaluation of another data set."""
+        self._evaluates = False
+        if self._trains:
+            self._phase.to("checkpoint" if control.should_save else "data")
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         """The checkpoint is written."""
-        self._phase.to("data")
+        if self._trains:  # outside the training nothing would end the phase
+            self._phase.to("data")
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         """End the last step and the last phase."""
         self._end_step()
+        self._trains = self._evaluates = False
         self._phase.to(None)
 
     def _next_phase(self, control: TrainerControl) -> str:
