@@ -35,13 +35,27 @@ class PulsetrainCallback(Callback):  # type: ignore[misc]  # its types are not f
         self._phase = PhaseSwitch(self._watch)
         self._steps = 0
         self._trains = False
+        self._ended = 0  # steps that were ended. Each optimizer of a manual optimisation adds to `_steps`
+        self._restored: int | None = None  # as a checkpoint has it
         self._losses: list[torch.Tensor] = []
+
+    def state_dict(self) -> dict[str, int]:
+        """What a checkpoint keeps: how many steps were ended."""
+        return {"steps": self._ended}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """A checkpoint is restored."""
+        self._restored = state_dict.get("steps")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count from the step that the Trainer resumes at."""
-        self._steps = trainer.global_step
-        if self._steps:
-            self._watch.resume(self._steps)
+        if self._restored is not None:
+            self._ended = self._restored
+        elif trainer.global_step != self._steps:  # of a checkpoint that was written without this callback
+            self._ended = trainer.global_step
+        self._steps, self._restored = trainer.global_step, None
+        if self._ended:
+            self._watch.resume(self._ended)
         self._trains = True
         self._phase.to("data")
 
@@ -92,6 +106,7 @@ class PulsetrainCallback(Callback):  # type: ignore[misc]  # its types are not f
         if losses:
             self._watch.log(loss=sum(losses[1:], losses[0]) / (1 if divided else len(losses)))
         self._watch.step()
+        self._ended += 1
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """An evaluation begins."""

@@ -1,7 +1,8 @@
-"""The callbacks leave no phase open that nothing would end. Their events are told by hand."""
+"""The callbacks leave no phase open that nothing would end, and count on. Their events are told by hand."""
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +22,9 @@ class Phases:
 
     def step(self):
         pass
+
+    def phase(self, name):
+        return contextlib.nullcontext()
 
 
 @pytest.fixture
@@ -60,3 +64,25 @@ def test_lightning_saves_when_and_after_the_training_ends(phases):
     callback.on_fit_end(trainer, None)
     callback.on_save_checkpoint(trainer, None, {})
     assert phases.open is None
+
+
+def test_lightning_goes_on_from_the_steps_it_has_ended_where_two_optimizers_step_in_one(phases):
+    lightning = pytest.importorskip("pulsetrain.integrations.lightning")
+    module = SimpleNamespace(automatic_optimization=False)
+    before = lightning.PulsetrainCallback()
+    before._phase = before._watch = phases
+    before.on_train_start(SimpleNamespace(global_step=0), module)
+    for batch in range(3):
+        trainer = SimpleNamespace(global_step=2 * batch + 2)
+        before.on_train_batch_end(trainer, module, None, None, batch)
+    after = lightning.PulsetrainCallback()
+    after._phase = after._watch = phases
+    after.load_state_dict(before.state_dict())
+    after.on_train_start(SimpleNamespace(global_step=6), module)
+    assert phases.resumed == 3
+
+
+def test_lightning_goes_on_from_the_trainers_step_where_the_checkpoint_says_none(phases):
+    callback = pytest.importorskip("pulsetrain.integrations.lightning").PulsetrainCallback()
+    callback.on_train_start(SimpleNamespace(global_step=6), None)
+    assert phases.resumed == 6
