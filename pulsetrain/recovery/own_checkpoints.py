@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from pulsetrain.protocol.late_rows import column, tells
 from pulsetrain.protocol.messages import OwnCheckpoint, RankStatus
@@ -122,6 +123,17 @@ class OwnCheckpoints:
         keys = sorted((key for key in self._written if key[0] < attempt), reverse=True)
         complete = next((key for key in keys if self._complete(key)), None)
         return self._of(complete, complete=True) if complete is not None else None
+
+    def shortest_gap(self, attempt: int) -> int:
+        """Return the fewest steps that lay between two saves of earlier attempts, or before the only one."""
+        gaps = [
+            step - before
+            for (number, before), (following, step) in pairwise(sorted(self._written))
+            if number == following < attempt
+        ]
+        return min(
+            gaps, default=min((step + 1 for number, step in self._written if number < attempt), default=0)
+        )
 
     def newest(self) -> JobCheckpoint | None:
         """Return the newest complete one, else the newest, None for none."""

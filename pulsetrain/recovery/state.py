@@ -84,10 +84,15 @@ class Services:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftBehind:
-    """A checkpoint of the script's own beside which an attempt has begun anew, after this recovery."""
+    """A checkpoint of the script's own beside which an attempt has begun anew, after this recovery.
+
+    Unless it still reads one: `since_s` is when all its ranks had stepped.
+    """
 
     own: JobCheckpoint
     recovery: Recovery
+    attempt: int
+    since_s: float
 
 
 class JobState:
@@ -433,7 +438,8 @@ class JobState:
             return
         own = self.own_checkpoints.newest_before(number)
         if step < 0 and own is not None:
-            self.left_behind = LeftBehind(own=own, recovery=begun_by)
+            now_s = self.services.clock.monotonic_s()
+            self.left_behind = LeftBehind(own=own, recovery=begun_by, attempt=number, since_s=now_s)
         self.own_checkpoints.started(number, step, by_script=detail["resumed_by"] == "script")
 
     def note_first_step(self) -> None:

@@ -186,6 +186,7 @@ class FakeAgent:
         self.reads_step = -1  # of the checkpoint that the script reads by itself when it starts
         self.commands = []
         self.steps = {}
+        self.read_late = -1  # the step of a checkpoint that it reads after steps
         self.held = ()
         self.saved = {}
         self.unrestorable = set()
@@ -341,6 +342,7 @@ class FakeAgent:
                 progress=self.worked if self.stepless else s,
                 progress_age_ns=self.quiet_ns,
                 saved=self.saved.get(r, ()),
+                resumed_step=self.read_late,
                 waits_in=self.waits_in,
             )
             for i, (r, s) in enumerate(self.steps.items())

@@ -25,9 +25,23 @@ async def job_with_a_checkpoint(policy=None, **agent):
 
 
 async def fails(fleet):
+    await fails_and_steps(fleet)
+    await goes_on(fleet, 3)  # half-way to its first save
+
+
+async def fails_and_steps(fleet):
+    fleet.agents["a"].saved = {}  # the next attempt has saved nothing
     fleet.agents["b"].rank_exits(3, 1)
     await fleet.wait_for_launch()
     await fleet.settle(0.25)
+
+
+async def goes_on(fleet, step, seconds=0.25):
+    for agent in fleet.agents.values():
+        if agent.steps:
+            agent.steps = dict.fromkeys(agent.steps, step)
+            agent.send_heartbeat()
+    await fleet.settle(seconds)
 
 
 def test_it_ends_once_it_is_seen_to_begin_anew_and_says_what_to_do():
@@ -39,6 +53,35 @@ def test_it_ends_once_it_is_seen_to_begin_anew_and_says_what_to_do():
         assert "/c/ckpt.pt of step 9" in fleet.job.failure
         assert "--max-restarts" in fleet.job.failure
         assert not fleet.agents["a"].left.persist  # a script that saves at a signal gets no time for it
+
+    run(scenario)
+
+
+def test_a_script_that_warms_up_before_it_reads_its_checkpoint_is_not_ended():
+    async def scenario():
+        fleet = await job_with_a_checkpoint()
+        await fails_and_steps(fleet)
+        assert fleet.job.phase is Phase.RUNNING
+        fleet.agents["a"].read_late = 9
+        await goes_on(fleet, 10)
+        own = fleet.controller.jobs["j"]._state.own_checkpoints
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 1)
+        assert (own.ignored, own.proven) == (False, True)
+
+    run(scenario)
+
+
+def test_where_saves_are_rare_twenty_steps_and_a_minute_are_waited_for():
+    async def scenario():
+        fleet = await job_with_a_checkpoint()
+        own = fleet.controller.jobs["j"]._state.own_checkpoints
+        own.shortest_gap = lambda attempt: 1000
+        await fails_and_steps(fleet)
+        await goes_on(fleet, 25)
+        assert fleet.job.phase is Phase.RUNNING
+        for step in range(30, 40):
+            await goes_on(fleet, step, 7.0)
+        assert fleet.job.phase is Phase.FAILED
 
     run(scenario)
 
@@ -166,6 +209,7 @@ def test_a_run_that_takes_the_place_of_one_that_vanished_is_not_ended():
         await fleet.settle(2.0)
         await fleet.wait_for_launch()
         await fleet.settle(0.25)
+        await goes_on(fleet, 3)
         assert fleet.job.phase is Phase.RUNNING
         assert not fleet.journal.last("began_anew")["detail"]["ended"]
 

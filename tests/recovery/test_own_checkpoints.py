@@ -118,6 +118,12 @@ def test_a_script_that_began_anew_beside_its_checkpoint_does_not_resume_by_itsel
     assert checkpoints.can_resume()
 
 
+def test_the_shortest_gap_between_saves_is_that_of_earlier_attempts():
+    assert written(10, 20, 25).shortest_gap(1) == 5
+    assert written(9).shortest_gap(1) == 10
+    assert written(9).shortest_gap(0) == 0
+
+
 def test_a_first_attempt_that_begins_with_its_first_step_ignores_nothing():
     checkpoints = OwnCheckpoints()
     checkpoints.started(0, -1)

@@ -1,14 +1,15 @@
 """Sees the checkpoints that the script reads: a rank that reads one works, and it goes on from its step.
 
 Reads before the first step are a `load` phase. Later ones may be data, which is a phase already. A file that
-an earlier attempt of the job wrote says where this attempt goes on, unless the script has said it.
+an earlier attempt of the job wrote says where this attempt goes on, unless the script has said it. A script
+may make some steps before it reads that file, to warm up.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter_ns
 from types import ModuleType
 
@@ -67,14 +68,24 @@ class LoadWatch:
         handle = self._handle
         state = handle.state
         try:
-            if state is None or state.words[W_LAST_STEP] > state.words[W_RESUMED]:
-                return None  # a step is done: what is read now is no start
+            if state is None:
+                return None
             path = path_of(source)
             began_ns = perf_counter_ns()
+            if state.words[W_LAST_STEP] > state.words[W_RESUMED]:  # a step is done
+                return _Call(nullcontext(), lambda: self._note_late(path, began_ns), handle.fault)
             return _Call(self._segments.interrupt(PHASE), lambda: self._note(path, began_ns), handle.fault)
         except Exception:  # noqa: BLE001 - the script's own call must go on
             handle.fault()
             return None
+
+    def _note_late(self, path: str | os.PathLike[str] | None, began_ns: int) -> None:
+        """A file was read after steps. It is a start if it leads further, and nothing else was a start."""
+        state = self._handle.state
+        if state is None or path is None or state.words[W_RESUMED] >= 0:
+            return
+        if self._known.step_of(path) > state.words[W_LAST_STEP]:
+            self._note(path, began_ns)
 
     def _note(self, path: str | os.PathLike[str] | None, began_ns: int) -> None:
         """A file was read. If it is known, the attempt goes on behind its step. Else it may: step -1."""

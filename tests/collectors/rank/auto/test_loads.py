@@ -73,11 +73,24 @@ def test_the_script_may_say_it_after_the_read(script):
     assert (script.words[W_LAST_STEP], script.handle.state.step) == (10, 11)
 
 
-def test_after_the_first_step_a_read_is_no_start(script):
+def test_a_script_may_warm_up_before_it_reads_its_checkpoint(script):
+    script.handle.step()
     script.handle.step()
     script.load(script.path)
-    assert (script.words[W_LAST_STEP], script.loaded) == (0, None)
+    assert (script.words[W_LAST_STEP], script.words[W_RESUMED], script.handle.state.step) == (30, 30, 31)
+    assert script.loaded.step == 30
     assert script.phases == []
+
+
+def test_a_read_after_steps_is_no_start_where_it_leads_back_or_is_not_known(script, tmp_path):
+    torch.save({"weight": torch.zeros(3)}, tmp_path / "other.pt")
+    script.handle.step()
+    script.load(tmp_path / "other.pt")
+    assert (script.words[W_LAST_STEP], script.loaded) == (0, None)
+    for _ in range(40):
+        script.handle.step()
+    script.load(script.path)
+    assert (script.words[W_LAST_STEP], script.loaded) == (40, None)
 
 
 def test_a_read_that_fails_says_nothing(script, tmp_path):
