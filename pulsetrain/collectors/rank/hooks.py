@@ -62,16 +62,23 @@ def _members(world: _World, name: str, size: int, position: int) -> Sequence[int
 
     `position`: this rank's in the group.
     """
+    own = world.default_pg
+    numbered = len(world.pg_group_ranks.get(own) or ()) if own is not None else 0
     for pg, known in world.pg_names.items():
         if known == name:
-            return of_job(tuple(world.pg_group_ranks.get(pg) or range(size)), position, os.environ)
-    return of_job(tuple(range(size)), position, os.environ)
+            members = tuple(world.pg_group_ranks.get(pg) or range(size))
+            return of_job(members, position, os.environ, numbered)
+    return of_job(tuple(range(size)), position, os.environ, numbered)
 
 
-def of_job(members: tuple[int, ...], position: int, environ: Mapping[str, str]) -> tuple[int, ...]:
+def of_job(
+    members: tuple[int, ...], position: int, environ: Mapping[str, str], numbered: int = 0
+) -> tuple[int, ...]:
     """Return a group's members as the job's ranks. Where torch's numbers are others, only this rank is known.
 
     A script may make a world of some of the job's ranks, or of processes outside it. torch numbers from 0.
+    The number of a rank alone shows it not: rank 0 of the job is 0 in a world of the even ranks too.
+    `numbered`: the ranks of torch's own world, which may be fewer than the job's. 0: there is none.
 
     >>> of_job((0, 1, 2, 3), 1, {"RANK": "1", "WORLD_SIZE": "8"})
     (0, 1, 2, 3)
@@ -79,11 +86,13 @@ def of_job(members: tuple[int, ...], position: int, environ: Mapping[str, str]) 
     (5,)
     >>> of_job((0, 1, 2, 3), 0, {"RANK": "0", "WORLD_SIZE": "2"})
     (0,)
+    >>> of_job((0, 1, 2, 3), 0, {"RANK": "0", "WORLD_SIZE": "8"}, numbered=4)
+    (0,)
     """
     rank, ranks = environ.get("RANK", ""), environ.get("WORLD_SIZE", "")
     if not rank.isdecimal() or not ranks.isdecimal() or not 0 <= position < len(members):
         return members
-    is_own = members[position] == int(rank) and max(members) < int(ranks)
+    is_own = members[position] == int(rank) and max(members) < int(ranks) and numbered in {0, int(ranks)}
     return members if is_own else (int(rank),)
 
 

@@ -99,6 +99,31 @@ def in_world_of_its_own(rank, path):
     dist.destroy_process_group()
 
 
+def in_world_of_even_ranks(rank, path):
+    """Ranks 0 and 2 of a job of 4 make a world of two: rank 0 has its own number in it."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE="4")
+    fd = create_ring(256)
+    handle, reader = Handle(RingWriter(fd)), RingReader(fd)
+    hooks.install(handle)
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank // 2, world_size=2)
+    dist.all_reduce(torch.ones(3))
+    (cell,) = reader.status().groups
+    assert (cell.name, tuple(cell.members)) == ("world", (rank,))
+    assert reader.status().errors == 0
+    dist.destroy_process_group()
+
+
+@pytest.mark.integration
+def test_rank_0_of_another_world_knows_only_itself_too(tmp_path):
+    context = torch.multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=in_world_of_even_ranks, args=(r, tmp_path / "store")) for r in (0, 2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(timeout=60)
+    assert [rank.exitcode for rank in ranks] == [0, 0]
+
+
 @pytest.mark.integration
 def test_of_a_world_that_numbers_its_ranks_anew_only_the_own_rank_is_known(tmp_path):
     """Two trainings in one launch: torch's ranks 0 and 1 are not those of the job."""
