@@ -185,6 +185,9 @@ async def _tell(job: JobState, plan: _Plan, *, dry_run: bool) -> tuple[str, list
     """Tell each node its share of the devices. Returns why one refuses, and the ranks that are late."""
     if plan.how == "nodes":
         return "", []
+    missing = [member.node for member in job.members.world if member.node not in job.members.nodes]
+    if missing:  # a hub that only observes goes on without an agent that has not reported to it
+        return f"node {missing[0]}: its agent has not reported to this hub", []
     if not dry_run:
         job.resizing.told_in = job.attempt.number
     asked = [

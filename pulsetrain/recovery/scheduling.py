@@ -78,7 +78,8 @@ def _missing(job: JobState) -> int:
         return 0
     if returning.may_come(job):
         return 0
-    working = [n for n in job.members.world_nodes() if n.state not in GONE]
+    there = {node.name for node in job.members.world_nodes() if node.state not in GONE}
+    working = [m for m in job.members.world if m.node in there or job.has_finished(m.node)]
     standbys = job.services.scheduler.config.standbys
     wanted = job.resizing.fit(job.nnodes) or job.nnodes
     return wanted + standbys - len(working) - len(_spare(job))

@@ -6,6 +6,7 @@ import pytest
 
 from pulsetrain.protocol.messages import Leave, Start, Stop
 from pulsetrain.recovery.memory import NodeMemory, SizeMemory
+from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.scheduler import SchedulerConfig, SchedulerRequests
@@ -338,6 +339,21 @@ def test_a_node_that_died_with_the_hub_is_named():
         await fleet.settle(1)
         assert [m.node for m in fleet.job.world] == ["a", "z"]
         assert fleet.journal.last("recovery")["node"] == "b"
+
+    run(scenario)
+
+
+def test_an_observing_hub_shares_no_devices_of_a_node_that_has_not_reported():
+    async def scenario():
+        memory = FakeMemory()
+        await crashed(memory, 2)
+        fleet = await taken_over(memory, "a", policy=Policy(adopt_timeout_s=5, observe_only=True))
+        await fleet.settle(6)
+        await fleet.settle(1)
+        assert fleet.job.phase is Phase.RUNNING
+        request = MoveRequest(what="resize", reason="noon", actor="ann", devices=3)
+        answer = await fleet.controller.resize("j", request, dry_run=True)
+        assert answer["why_not"] == "node b: its agent has not reported to this hub"
 
     run(scenario)
 

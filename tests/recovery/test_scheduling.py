@@ -166,6 +166,28 @@ def test_standbys_that_were_used_up_are_asked_for_after_the_recovery():
     run(scenario)
 
 
+def test_nobody_is_asked_for_in_place_of_a_node_whose_work_is_done():
+    """Others still write their results. The node was in a recovery before, so standbys are wanted, too."""
+
+    async def scenario():
+        scheduler = FakeScheduler()
+        fleet = await fleet_under(scheduler)
+        await fleet.controller.evict("b", "fan", "eve")
+        await pass_time(fleet, 5, 1.0)
+        assert (fleet.job.phase, [m.node for m in fleet.job.world]) == (Phase.RUNNING, ["a", "z"])
+        scheduler.asked.clear()
+        done = fleet.agents.pop("a")
+        for rank in (0, 1):
+            done.rank_exits(rank, 0)
+        await fleet.settle(1)
+        done.drop()
+        await pass_time(fleet, 5, 1.0)
+        assert fleet.job.phase is Phase.RUNNING
+        assert not replaced(scheduler)
+
+    run(scenario)
+
+
 def test_without_a_template_nobody_is_asked_for_nodes():
     async def scenario():
         scheduler = FakeScheduler()
