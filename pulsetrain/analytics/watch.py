@@ -248,6 +248,7 @@ class _GroupKeys:
     def __init__(self) -> None:
         self._by_members: dict[tuple[str, tuple[int, ...]], HashedGroupKey] = {}
         self._shared: dict[GroupKey, HashedGroupKey] = {}
+        self._members: dict[HashedGroupKey, frozenset[int]] = {}
 
     def of(self, group: GroupStatus) -> HashedGroupKey:
         """The key of a group. Members in another order are the same group."""
@@ -256,11 +257,17 @@ class _GroupKeys:
         if key is None:
             made = HashedGroupKey(group.group, group.members)
             key = self._by_members[named] = self._shared.setdefault(made, made)
+            self._members[key] = frozenset(group.members)
         return key
+
+    def of_rank(self, status: RankStatus) -> list[tuple[HashedGroupKey, GroupStatus]]:
+        """A rank's groups with their keys. One that does not list the rank has other numbers than the job."""
+        keyed = ((self.of(group), group) for group in status.groups)
+        return [(key, group) for key, group in keyed if status.rank in self._members[key]]
 
 
 def _rank_evidence(status: RankStatus, age_ns: int, keys: _GroupKeys, *, ended: bool) -> RankEvidence:
-    groups = [(keys.of(g), g) for g in status.groups]
+    groups = keys.of_rank(status)
     return RankEvidence(
         rank=status.rank,
         state="gone" if ended else status.state,

@@ -772,9 +772,16 @@ def test_thousands_of_late_ranks_hold_up_no_look(still_s):
     assert took_s < 5  # it grew with the square of those that are late
 
 
-def test_a_training_that_has_ended_is_no_culprit_of_another_in_the_same_launch():
-    """Each has a world of its own, of which a rank knows only itself in the job."""
-    ended = [status(r, 60.0, group("world", (r,), 10), state="gone", phase="") for r in range(4)]
-    saves = status(4, 4.0, group("world", (4,), 20), phase="checkpoint")
-    waits = [status(r, 4.0, group("world", (r,), 20, "all_reduce", op_bytes=64)) for r in (5, 6, 7)]
+@pytest.mark.parametrize("renamed", [False, True], ids=["known by itself", "numbered anew"])
+def test_a_training_that_has_ended_is_no_culprit_of_another_in_the_same_launch(renamed):
+    """Each has a world of its own. A script may have overwritten what the launcher says of the job's."""
+
+    def world(rank, *of):
+        return group(
+            "world", (0, 1, 2, 3) if renamed else (rank,), *of, **({"op_bytes": 64} if of[1:] else {})
+        )
+
+    ended = [status(r, 60.0, world(r, 10), state="gone", phase="") for r in range(4)]
+    saves = status(4, 4.0, world(4, 20), phase="checkpoint")
+    waits = [status(r, 4.0, world(r, 20, "all_reduce")) for r in (5, 6, 7)]
     assert not findings(hang(view([*ended, saves, *waits])))
