@@ -47,10 +47,8 @@ class WaitGraph:
     def reaching(self, ranks: Set[int]) -> Set[int]:
         """Return the other ranks that wait, directly or through others, for one of `ranks`."""
         first = tuple(node for rank in ranks for node in self._waiting_for.get(rank, ()))
-        found = self._found.get(
-            first
-        )  # thousands that are late for one collective are waited for by the same
-        if found is None:
+        found = self._found.get(first)
+        if found is None:  # the same ranks wait for thousands that are late for one collective
             found = self._found[first] = self._reached_from(first)
         return found if found.isdisjoint(ranks) else found - ranks
 

@@ -80,15 +80,15 @@ def test_the_start_of_a_batch_is_watched_as_its_end_is(watched, monkeypatch):
     assert wrapped["_end_coalescing"] == tracker.watched_end_of_batch
 
 
-def in_world_of_its_own(rank, path):
-    """Ranks 4 and 5 of a job of 8 make a world of two."""
-    os.environ.update(RANK=str(rank), WORLD_SIZE="8")
+def in_world_of_two(rank, position, ranks, path):
+    """A rank of a job of so many makes a world with another one, in which it has this position."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks))
     fd = create_ring(256)
     handle, reader = Handle(RingWriter(fd)), RingReader(fd)
     hooks.install(handle)
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank - 4, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=position, world_size=2)
     dist.all_reduce(torch.ones(3))
-    if rank == 4:
+    if position == 0:
         dist.send(torch.ones(1), 1)
     else:
         dist.recv(torch.ones(1), 0)
@@ -99,41 +99,22 @@ def in_world_of_its_own(rank, path):
     dist.destroy_process_group()
 
 
-def in_world_of_even_ranks(rank, path):
-    """Ranks 0 and 2 of a job of 4 make a world of two: rank 0 has its own number in it."""
-    os.environ.update(RANK=str(rank), WORLD_SIZE="4")
-    fd = create_ring(256)
-    handle, reader = Handle(RingWriter(fd)), RingReader(fd)
-    hooks.install(handle)
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank // 2, world_size=2)
-    dist.all_reduce(torch.ones(3))
-    (cell,) = reader.status().groups
-    assert (cell.name, tuple(cell.members)) == ("world", (rank,))
-    assert reader.status().errors == 0
-    dist.destroy_process_group()
-
-
 @pytest.mark.integration
-def test_rank_0_of_another_world_knows_only_itself_too(tmp_path):
+@pytest.mark.parametrize(
+    ("world", "ranks"), [((4, 5), 8), ((0, 2), 4)], ids=["the second half", "the even ranks"]
+)
+def test_of_a_world_that_numbers_its_ranks_anew_only_the_own_rank_is_known(world, ranks, tmp_path):
+    """Two trainings in one launch: torch's ranks 0 and 1 are not those of the job. Rank 0 may seem to be."""
     context = torch.multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=in_world_of_even_ranks, args=(r, tmp_path / "store")) for r in (0, 2)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(timeout=60)
-    assert [rank.exitcode for rank in ranks] == [0, 0]
-
-
-@pytest.mark.integration
-def test_of_a_world_that_numbers_its_ranks_anew_only_the_own_rank_is_known(tmp_path):
-    """Two trainings in one launch: torch's ranks 0 and 1 are not those of the job."""
-    context = torch.multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=in_world_of_its_own, args=(rank, tmp_path / "store")) for rank in (4, 5)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(timeout=60)
-    assert [rank.exitcode for rank in ranks] == [0, 0]
+    processes = [
+        context.Process(target=in_world_of_two, args=(rank, position, ranks, tmp_path / "store"))
+        for position, rank in enumerate(world)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=60)
+    assert [process.exitcode for process in processes] == [0, 0]
 
 
 @pytest.mark.integration

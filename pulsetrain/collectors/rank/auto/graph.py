@@ -60,9 +60,9 @@ def count(roots: object) -> GraphCount:
     A node that stands for code of another kind (compiled, recomputed, a function of the user's) may hide
     products. Then `flops` is 0. Tensors that are no plain ones come with such nodes.
     """
-    several = isinstance(roots, (list, tuple)) and not isinstance(roots, GradientEdge)
-    begins = [_start(root) for root in roots] if several else [_start(roots)]  # type: ignore[attr-defined]
-    starts = [node for node in begins if node is not None]
+    is_edge = isinstance(roots, GradientEdge)  # which is a tuple, too
+    several = roots if isinstance(roots, (list, tuple)) and not is_edge else (roots,)
+    starts = [node for root in several if (node := _start(root)) is not None]
     flops, tokens, hidden, hides_leaves = 0.0, 0, not starts, False
     leaves: dict[int, int] = {}
     for number, node in enumerate(_nodes(starts)):
