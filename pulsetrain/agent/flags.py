@@ -270,12 +270,12 @@ def launch_options(
             tier=flags["tier"],
         ),
         output=OutputOptions(
-            log_dir=_path(flags["log_dir"]),
+            log_dir=_folder(flags["log_dir"]),
             quiet=flags["quiet"],
             local_ranks=_local_ranks(flags["local_ranks_filter"]),
         ),
         preload=tuple(flags["preload"]),
-        data=flags["data"] and flags["data"].expanduser().absolute(),
+        data=_folder(flags["data"]),
         config=_path(flags["config"]),
         checkpoints=flags["checkpoints"],
         replay=_replay(flags["replay"], program),
@@ -407,3 +407,8 @@ def _signals(text: str | None) -> tuple[int, ...]:
 
 def _path(text: str | None) -> Path | None:
     return Path(text).expanduser() if text else None
+
+
+def _folder(text: str | Path | None) -> Path | None:
+    """The folder from here: a script may go to another one and still write into it."""
+    return Path(text).expanduser().absolute() if text else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -157,9 +158,8 @@ def _writable(folder: Path, what: str, flag: str) -> Path:
             make_private_folder(folder)
         else:
             folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.touch()
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=folder):  # of a name of its own: other nodes may share the folder
+            pass
     except OSError as error:
         raise UsageError(
             f"{what} folder {folder}: {error.strerror}; give {flag} a folder you can write"

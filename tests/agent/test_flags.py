@@ -40,6 +40,11 @@ def test_torchruns_words_mean_the_same(parse):
     assert notes == []
 
 
+def test_a_log_folder_is_the_one_that_was_meant_also_for_a_script_that_goes_elsewhere(parse):
+    options, _ = parse("--log-dir", "logs", "--data", "kept", "train.py")
+    assert (options.output.log_dir, options.data) == (Path.cwd() / "logs", Path.cwd() / "kept")
+
+
 SLURM = {
     "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_JOB_NAME": "gpt", "SLURM_JOB_ID": "77",
     "SLURMD_NODENAME": "n2", "SLURM_STEP_NUM_NODES": "4",

@@ -4,12 +4,13 @@ import os
 import subprocess
 import sys
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from pulsetrain.agent.launch import local_processes, node_folder, own_hub_folder
+from pulsetrain.agent.launch import _writable, local_processes, node_folder, own_hub_folder
 from pulsetrain.agent.launch_options import HubOptions, LaunchOptions, NodeOptions
 from pulsetrain.agent.processes.rank import Program
 from pulsetrain.cli import pulsetrain
@@ -67,6 +68,16 @@ def refused(tmp_path, monkeypatch):
 )
 def test_what_cannot_be_used_is_named(refused, words, expected):
     assert expected in refused("run", *words)
+
+
+def test_nodes_that_share_a_log_folder_may_start_at_once(tmp_path):
+    def looks(_):
+        for _ in range(100):
+            assert _writable(tmp_path, "log", "--log-dir") == tmp_path
+
+    with ThreadPoolExecutor(8) as nodes:
+        list(nodes.map(looks, range(8)))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_agent_needs_a_hub(refused):
