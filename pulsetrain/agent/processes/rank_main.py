@@ -34,24 +34,27 @@ if TYPE_CHECKING:
 
 def run_forked(request: ForkRequest, files: Sequence[int]) -> NoReturn:
     """The rest of this process: a rank (`op` "spawn") or a worker (`op` "call")."""
-    code = 1
+    code, frozen = 1, gc.get_freeze_count()
     try:
         code = _run_worker(request, files[0]) if request["op"] == "call" else _run_rank(request, files)
     except BaseException:  # noqa: BLE001 - the process's edge: without a word nobody knows why it ended
         traceback.print_exc(file=sys.__stderr__)
     finally:
-        _exit(code)
+        _exit(code, frozen)
 
 
-def _exit(code: int) -> NoReturn:
+def _exit(code: int, frozen: int = 0) -> NoReturn:
     """End as a forked process of multiprocessing does: join threads, run exit handlers, flush.
 
     The interpreter's teardown is skipped: native libraries would complain in the last lines of stderr. A
-    negative `code` ends it by that signal.
+    negative `code` ends it by that signal. `frozen`: how many objects the zygote has hidden from the garbage
+    collector. Where there are more, the script has hidden its own, and open files among them.
     """
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # the only way to wait as an interpreter's end does
         atexit._run_exitfuncs()
+        if gc.get_freeze_count() > frozen:  # else the memory shared with the zygote is left alone
+            gc.unfreeze()
         _close_archives()
         _flush_files()
         sys.stdout.flush()

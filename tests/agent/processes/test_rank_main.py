@@ -80,7 +80,7 @@ def test_a_hook_for_errors_may_choose_the_exit_code(tmp_path, main, monkeypatch)
 
 def test_a_rank_whose_folder_is_gone_says_so(tmp_path, monkeypatch, capfd):
     ended = []
-    monkeypatch.setattr(rank_main, "_exit", ended.append)
+    monkeypatch.setattr(rank_main, "_exit", lambda code, _: ended.append(code))
     monkeypatch.setattr(rank_main, "_open_output", lambda *_: None)
     request = {"op": "spawn", "env": {}, "file_names": [], "cwd": str(tmp_path / "gone")}
     rank_main.run_forked(request, [1, 2])
@@ -171,8 +171,9 @@ if __name__ == "__main__":
 def run_as_a_rank(mode, target, folder):
     """Run a script as a forked rank does, from its first line to its last exit handler."""
     code = (
-        "import sys; from pulsetrain.agent.processes import rank_main\n"
-        f"sys.argv = [{target!r}, '--lr']; rank_main._exit(rank_main._run({mode!r}, {target!r}))"
+        "import gc, sys; from pulsetrain.agent.processes import rank_main\n"
+        "gc.freeze(); frozen = gc.get_freeze_count()\n"
+        f"sys.argv = [{target!r}, '--lr']; rank_main._exit(rank_main._run({mode!r}, {target!r}), frozen)"
     )
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     return subprocess.run(
@@ -223,6 +224,25 @@ def test_tables_that_the_script_left_open_are_whole(tmp_path):
     assert (tmp_path / "losses.h5").read_text() == "whole"
 
 
+FROZEN = """
+import gc, gzip
+
+log = open("log.csv", "w")
+log.write("1,0.5")
+packed = gzip.open("log.gz", "wt")
+packed.write("2,0.4")
+gc.freeze()
+"""
+
+
+def test_files_that_were_opened_before_the_script_froze_its_objects_are_written(tmp_path):
+    (tmp_path / "frozen.py").write_text(FROZEN)
+    done = run_as_a_rank("script", "frozen.py", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "log.csv").read_text() == "1,0.5"
+    assert gzip.decompress((tmp_path / "log.gz").read_bytes()) == b"2,0.4"
+
+
 SEEN = "import sys; print(__name__, __file__, __package__, __spec__ and __spec__.name, sys.argv, sys.path[0])"
 
 
@@ -253,7 +273,8 @@ def test_frames_above_the_script_are_left_out(tmp_path):
     path = tmp_path / "script.py"
     path.write_text("1 / 0\n")
     code = (
-        "import sys; from pulsetrain.agent.processes import rank_main\n"
+        "import gc, sys; from pulsetrain.agent.processes import rank_main\n"
+        "gc.freeze(); frozen = gc.get_freeze_count()\n"
         f"sys.exit(rank_main._run('script', {str(path)!r}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
