@@ -5,9 +5,13 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pulsetrain.agent.processes.rank import Program
 from pulsetrain.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from _typeshed.importlib import MetaPathFinderProtocol
 
 
 def check_program(program: Program, flag: str = "") -> None:
@@ -33,7 +37,21 @@ def _check_script(path: Path, named: str) -> None:
 
 
 def _importable(module: str, program: Program) -> bool:
-    """Whether the top-level package is there; the ranks find the module itself."""
+    """Whether the top-level package is there; the ranks find the module itself. Nothing is imported.
+
+    An editable install may have a finder of its own, which knows packages that are on no path.
+    """
     from importlib.machinery import PathFinder
 
-    return PathFinder.find_spec(module.partition(".")[0], [str(program.cwd), *sys.path]) is not None
+    name = module.partition(".")[0]
+    if PathFinder.find_spec(name, [str(program.cwd), *sys.path]) is not None:
+        return True
+    return any(_finds(finder, name) for finder in sys.meta_path)
+
+
+def _finds(finder: MetaPathFinderProtocol, name: str) -> bool:
+    """Whether it knows a module that is in no package. Where its own code fails, the ranks will say."""
+    try:
+        return finder.find_spec(name, None) is not None
+    except Exception:  # noqa: BLE001 - the code of whoever installed it
+        return True

@@ -1,7 +1,9 @@
 """What is said of a program before anything is started."""
 
+import sys
 import zipfile
 from contextlib import nullcontext
+from importlib.machinery import ModuleSpec
 
 import pytest
 
@@ -35,6 +37,41 @@ def folder(tmp_path):
 def test_a_script_is_what_python_runs(folder, name, error):
     with pytest.raises(UsageError, match=error) if error else nullcontext():
         check_program(Program(argv=(name,), mode="script", cwd=folder))
+
+
+class EditableFinder:
+    """What an editable install puts onto `sys.meta_path` where its packages are on no path."""
+
+    @staticmethod
+    def find_spec(name, path, target=None):
+        return ModuleSpec(name, None) if name == "mapped" else None
+
+
+class BrokenFinder:
+    @staticmethod
+    def find_spec(name, path, target=None):
+        raise RuntimeError("its mapping is gone")
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("mapped", ""),
+        ("mapped.train", ""),
+        ("train", ""),
+        ("gone.train", "module 'gone.train': not found from "),
+    ],
+)
+def test_a_module_may_be_found_by_any_of_pythons_finders(folder, monkeypatch, name, error):
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, EditableFinder])
+    with pytest.raises(UsageError, match=error) if error else nullcontext():
+        check_program(Program(argv=(name,), mode="module", cwd=folder))
+    assert "mapped" not in sys.modules
+
+
+def test_a_finder_that_fails_leaves_it_to_the_ranks_to_say_so(folder, monkeypatch):
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, BrokenFinder])
+    check_program(Program(argv=("gone",), mode="module", cwd=folder))
 
 
 def test_what_a_folder_imports_is_in_it(folder):
