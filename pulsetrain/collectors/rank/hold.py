@@ -52,7 +52,7 @@ class HoldPoint:
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self.saves = False
-        self.raised: Exception | None = None
+        self.raised: BaseException | None = None
         self._main = get_ident()
         self._number = self._arrivals = self._unsaved = 0
         self._given_up = 0  # number of the barrier whose time was over
@@ -131,7 +131,7 @@ class HoldPoint:
             words[W_STANDS] = number << 32 | self._arrivals
             try:
                 self._sleep(LOOK_S)
-            except Exception as error:  # noqa: BLE001 - a signal handler of the script: it goes to the script
+            except BaseException as error:  # noqa: BLE001 - a signal handler's of the script: the script gets it
                 self.raised = error
                 break
         return self._clock_ns() - began_ns

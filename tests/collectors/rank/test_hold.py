@@ -213,18 +213,17 @@ def test_a_rank_that_stands_gives_its_device_to_the_others(rank):
     assert told == ["leaves", "stands", "enters"]
 
 
-def test_what_a_signal_handler_of_the_script_raises_goes_to_the_script(rank):
-    class Preempted(Exception):
-        pass
-
+@pytest.mark.parametrize("error", [TimeoutError, KeyboardInterrupt, SystemExit])
+def test_what_a_signal_handler_of_the_script_raises_goes_to_the_script(rank, error):
     def handler():
-        raise Preempted
+        raise error
 
     rank.reader.hold(7, 0, FAR)
     rank.meanwhile = handler
-    with pytest.raises(Preempted):
+    with pytest.raises(error):
         rank.watched.handle.step()
     assert not rank.reader.stands
+    assert rank.watched.open() == []
     rank.reader.hold(0, 0, 0)
     assert rank.step() == 0
     assert rank.watched.errors == 0

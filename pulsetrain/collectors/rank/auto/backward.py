@@ -44,20 +44,23 @@ def watched_backward(original: Callable[..., None], auto: Auto, losses: Losses) 
             fault()
             return graph.GraphCount(0.0, 0)
 
-    @untraced.hook
-    def begin(tensors: object, gradients: object) -> bool:
+    def tell(tensors: object, gradients: object) -> None:
         try:
-            if not loop.listens:
-                return False
             if loop.wants_graph:
                 loop.take_graph(counted(tensors))
             loop.begin_backward(None if loop.in_backward or loop.overfull else losses.of(tensors, gradients))
         except Exception:  # noqa: BLE001 - the script must not see our faults
             fault()
+
+    @untraced.hook
+    def begin(tensors: object, gradients: object) -> bool:
+        if not loop.listens:
+            return False
         try:
+            tell(tensors, gradients)
             auto.handle.raise_of_hold()
-        except BaseException:
-            loop.end_backward()  # the script may catch it and go on
+        except BaseException:  # a signal handler's: the script may catch it and go on
+            loop.end_backward()
             raise
         return True
 

@@ -817,6 +817,25 @@ def test_steps_go_on_after_an_alarm_that_rang_while_the_rank_stood_still(watched
     assert [step for step, *_ in steps(watched, auto)] == [0, 1]
 
 
+def test_a_backward_pass_that_was_interrupted_before_it_began_is_not_open(
+    watched, auto, model, optimizer, monkeypatch
+):
+    """A signal handler of the script raises while the rank stands still, or anywhere in our hook."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(watched.handle, "hold_at_backward", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            loss_of(model, TOKENS).backward()
+    assert not auto.loop.in_backward
+    for _ in range(2):
+        loss_of(model, TOKENS).backward()
+        optimizer.step()
+    assert [step for step, *_ in steps(watched, auto)] == [0, 1]
+
+
 def test_a_step_that_raised_hides_no_optimizer_that_comes_after(watched, auto, model):
     def train(optimizer):
         for (tokens,) in loader():
