@@ -66,7 +66,8 @@ class TrainingLoop:
         self._ended_steps = self._closed_steps = 0
         self._given: set[str] = set()
         self._stepping: list[object] = []  # optimizers that step now, the outermost first
-        self._trains_in_step = False  # the outermost of them runs forward and backward itself
+        self._role: object = None  # of the outermost of them
+        self._trains_in_step = False  # it runs forward and backward itself
         self._has_evaluated = False  # and has a loss from there
         self._step_raised = False  # it was left by an error, or so it seems
         self._in_backward = 0
@@ -185,10 +186,11 @@ class TrainingLoop:
         """The gradients of the step's backward passes so far were divided. So is the objective."""
         self.since.divide_losses(divisor)
 
-    def begin_optimizer(self, key: object, *, closure: bool) -> None:
+    def begin_optimizer(self, key: object, *, closure: bool, role: object = None) -> None:
         """An optimizer begins to step. One that steps inside another one is a part of it.
 
-        `closure`: forward and backward run inside the step.
+        `closure`: forward and backward run inside the step. `role`: what stays the same where the script
+        makes a new optimizer for each update. By default that is the `key`.
         """
         if self._in_backward:
             self.step_in_backward()
@@ -201,7 +203,8 @@ class TrainingLoop:
         if len(self._stepping) > 1:
             return
         self._trains_in_step, self._has_evaluated, self._step_raised = closure, False, False
-        self._begin_cycle(key)
+        self._role = key if role is None else role
+        self._begin_cycle(self._role)
         if self.segments.current == "forward" and self.since.fetched and not closure:
             self.segments.confirm("forward")  # its gradients come from elsewhere than a backward pass
         if self.segments.current != "optimizer":
@@ -221,7 +224,7 @@ class TrainingLoop:
             return
         self._step_raised = False
         self.segments.confirm("optimizer")
-        self._end_cycle(key)
+        self._end_cycle(self._role)
 
     def _is_first_evaluation(self) -> bool:
         """Return whether the loss of this backward pass is the step's.

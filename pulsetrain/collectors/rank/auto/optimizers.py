@@ -77,7 +77,7 @@ class OptimizerWatch:
             return
         try:
             closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
-            loop.begin_optimizer(id(optimizer), closure=callable(closure))
+            loop.begin_optimizer(id(optimizer), closure=callable(closure), role=role(optimizer))
         except Exception:  # noqa: BLE001 - the script must not see our faults
             self._auto.handle.fault()
         self._auto.handle.raise_of_hold()
@@ -111,12 +111,28 @@ class OptimizerWatch:
         try:
             if optimizer not in self._known:
                 self._known.add(optimizer)
-                loop.trained = sizes.parameters(self._known)
-                loop.say_sizes = sizes.say_sizes(self._known)
+                self._note_sizes(optimizer)
             return updates.count(optimizer) if loop.wants_count and not loop.in_backward else None
         except Exception:  # noqa: BLE001 - an optimizer of the script's own may keep anything as its state
             self._auto.handle.fault()
             return None
+
+    def _note_sizes(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note the sizes of what is trained. A script may make a new optimizer for each update."""
+        loop = self._auto.loop
+        if sizes.parameters([optimizer]).items() <= loop.trained.items():
+            return
+        loop.trained = sizes.parameters(self._known)
+        loop.say_sizes = sizes.say_sizes(self._known)
+
+
+def role(optimizer: torch.optim.Optimizer) -> object:
+    """Return what a new optimizer has in common with the one in whose place a script puts it."""
+    try:
+        first = next((group["params"][0] for group in optimizer.param_groups if group["params"]), None)
+    except Exception:  # noqa: BLE001 - an optimizer of the script's own may keep its parameters otherwise
+        first = None
+    return id(optimizer) if first is None else (type(optimizer).__qualname__, id(first))
 
 
 def watched_step(original: Callable[..., Any], auto: Auto) -> Callable[..., Any]:
@@ -127,7 +143,7 @@ def watched_step(original: Callable[..., Any], auto: Auto) -> Callable[..., Any]
     def left_out(optimizer: torch.optim.Optimizer, ended: int) -> None:
         try:
             if loop.listens and loop.ended_optimizers == ended:
-                loop.begin_optimizer(id(optimizer), closure=False)
+                loop.begin_optimizer(id(optimizer), closure=False, role=role(optimizer))
                 loop.end_optimizer(id(optimizer))
         except Exception:  # noqa: BLE001 - the script must not see our faults
             auto.handle.fault()

@@ -248,6 +248,65 @@ def test_two_optimizers_in_turn_make_one_step(watched, auto):
     assert [loss for _, _, loss in rows] == pytest.approx(wanted, abs=1e-5)
 
 
+@pytest.mark.parametrize("updates", [1, 2, 3])
+def test_a_new_optimizer_for_each_update_or_for_some_is_the_one_before(watched, auto, model, updates):
+    kept = []  # so that each has an address of its own
+    for _ in range(4):
+        kept.append(torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in range(updates):
+            loss_of(model, TOKENS).backward()
+            kept[-1].step()
+    assert [step for step, _, _ in steps(watched, auto)] == list(range(4 * updates))
+
+
+def test_new_optimizers_for_two_models_in_turn_make_one_step(watched, auto):
+    generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
+    kept = []
+    for _ in range(4):
+        for part in (critic, generator):
+            critic(generator(torch.ones(2, 4))).square().mean().backward()
+            kept.append(torch.optim.SGD(part.parameters(), lr=0.1))
+            kept[-1].step()
+    assert [step for step, _, _ in steps(watched, auto)] == [0, 1, 2, 3]
+
+
+def test_a_new_optimizer_for_what_is_trained_already_changes_no_sizes(auto, model):
+    kept = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(3)]
+    seen = []
+    for optimizer in kept:
+        loss_of(model, TOKENS).backward()
+        optimizer.step()
+        seen.append(auto.loop.trained)
+    assert seen[1] is seen[0]
+    assert seen[2] is seen[0]
+    added = nn.Linear(4, 11)
+    added(torch.ones(2, 4)).sum().backward()
+    torch.optim.SGD(added.parameters(), lr=0.1).step()
+    assert len(auto.loop.trained) == len(seen[0]) + 2
+
+
+class Doubled(torch.optim.SGD):
+    """Steps a second optimizer of the same parameters inside its own step."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr)
+        self.inner = torch.optim.SGD(self.param_groups[0]["params"], lr)
+
+    def step(self, closure=None):
+        self.inner.step()
+        return super().step(closure)
+
+
+def test_an_optimizer_inside_one_of_the_same_parameters_is_a_part_of_it(watched, auto, model):
+    optimizer = Doubled(model.parameters(), 0.1)
+    for _ in range(3):
+        loss_of(model, TOKENS).backward()
+        optimizer.step()
+    assert phases(watched).count("optimizer") == 3
+    auto.loop.finish()
+    assert watched.handle.state.step == 3
+
+
 def test_optimizers_inside_the_backward_pass_make_one_step(watched, auto, model):
     optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
     for parameter in model.parameters():
