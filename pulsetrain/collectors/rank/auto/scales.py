@@ -42,6 +42,8 @@ BACKWARDS = (
     Scale("deepspeed.runtime.fp16.unfused_optimizer", "FP16_UnfusedOptimizer", "backward", "loss"),
 )
 """These scale the loss and go backward from it at once, as in DeepSpeed before `scale_if_loss`."""
+MOST_SCALED = 64
+"""Scaled losses that are remembered at once. A script may scale several before it goes backward from any."""
 
 
 def install(auto: Auto, losses: Losses) -> None:
@@ -105,14 +107,39 @@ class Losses:
     """Finds the loss in what a backward pass begins from, and undoes its scale."""
 
     def __init__(self) -> None:
-        self._scaled: weakref.ref[torch.Tensor] | None = None
-        self._unscaled: torch.Tensor | None = None
+        self._unscaled: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}  # by id of the scaled
         self._beginning: torch.Tensor | None = None
 
     def remember(self, scaled: object, unscaled: object) -> None:
-        """`scaled` was made from `unscaled`. Holds neither the graph nor the scaled tensor."""
-        if isinstance(scaled, torch.Tensor) and isinstance(unscaled, torch.Tensor):
-            self._scaled, self._unscaled = weakref.ref(scaled), unscaled.detach()
+        """`scaled` was made from `unscaled`, each one tensor or a sequence of them.
+
+        Holds neither the graph nor a scaled tensor, and the loss behind one for as long as that lives.
+        """
+        if isinstance(scaled, list | tuple) and isinstance(unscaled, list | tuple):
+            for pair in zip(scaled[:MOST_SCALED], unscaled, strict=False):
+                self._remember(*pair)
+        else:
+            self._remember(scaled, unscaled)
+
+    def _remember(self, scaled: object, unscaled: object) -> None:
+        if not (isinstance(scaled, torch.Tensor) and isinstance(unscaled, torch.Tensor)):
+            return
+        if scaled is unscaled or unscaled.numel() != 1:
+            return
+        known, key = self._unscaled, id(scaled)
+
+        def gone(reference: weakref.ref[torch.Tensor]) -> None:
+            if key in known and known[key][0] is reference:
+                del known[key]
+
+        known[key] = weakref.ref(scaled, gone), unscaled.detach()
+        if len(known) > MOST_SCALED:
+            known.pop(next(iter(known)), None)  # the oldest
+
+    def _loss_behind(self, scaled: torch.Tensor) -> torch.Tensor:
+        """Return what it was made from, itself where it was not scaled."""
+        reference, unscaled = self._unscaled.get(id(scaled), (None, scaled))
+        return unscaled if reference is None or reference() is scaled else scaled
 
     @contextlib.contextmanager
     def beginning_from(self, unscaled: object) -> Iterator[None]:
@@ -137,12 +164,7 @@ class Losses:
             return None
         if isinstance(gradients, torch.Tensor) and gradients.numel() != 1:
             return None
-        scaled, unscaled = self._scaled, self._unscaled
-        self._scaled = self._unscaled = None
-        if self._beginning is not None:
-            tensors = self._beginning
-        elif unscaled is not None and scaled is not None and scaled() is tensors:
-            tensors = unscaled
+        tensors = self._loss_behind(tensors) if self._beginning is None else self._beginning
         if tensors.is_meta or (tensors.is_cuda and torch.cuda.is_current_stream_capturing()):
             return None
         try:

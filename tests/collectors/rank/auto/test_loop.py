@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from pulsetrain.collectors.rank.auto import graph
+from pulsetrain.collectors.rank.auto import graph, scales
 from pulsetrain.collectors.rank.handle import Handle
 from pulsetrain.collectors.rank.numbers import KnownNumber
 
@@ -363,6 +363,36 @@ def test_the_scale_is_undone_and_a_step_that_the_scaler_leaves_out_is_a_step(wat
         printed.append(round(loss.item(), 6))
     rows = steps(watched, auto)
     assert [(step, loss) for step, _, loss in rows] == list(enumerate(printed))
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_the_scales_of_losses_that_are_scaled_before_either_goes_backward_are_undone(watched, auto, together):
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    models = [nn.Linear(4, 1) for _ in range(2)]
+    optimizer = torch.optim.SGD([p for m in models for p in m.parameters()], lr=0.1)
+    wanted = []
+    for _ in range(3):
+        losses = [model(torch.ones(2, 4)).square().mean() for model in models]
+        for scaled in scaler.scale(losses) if together else [scaler.scale(loss) for loss in losses]:
+            scaled.backward()
+        scaler.step(optimizer)
+        scaler.update()
+        wanted.append(sum(loss.item() for loss in losses))
+    assert [loss for _, _, loss in steps(watched, auto)] == pytest.approx(wanted, abs=1e-5)
+
+
+def test_a_loss_is_remembered_no_longer_than_what_was_scaled_and_of_no_more_than_some():
+    losses = scales.Losses()
+    kept = [torch.ones((), requires_grad=True) for _ in range(scales.MOST_SCALED + 1)]
+    scaled = [loss * 8 for loss in kept]
+    for pair in zip(scaled, kept, strict=True):
+        losses.remember(*pair)
+    losses.remember(large := torch.ones(5) * 8, torch.ones(5))
+    assert losses.of(scaled[0], None).value() == 8  # the oldest of too many
+    assert losses.of(scaled[1], None).value() == losses.of(scaled[1], None).value() == 1
+    assert losses.of(large, None) is None
+    del scaled, pair
+    assert not losses._unscaled
 
 
 class OwnScaler(torch.amp.GradScaler):
