@@ -157,7 +157,7 @@ class HardwareSource:
             on_bus=on_bus,
             disks=UsedDisks((*own, *folders)),
         )
-        traffic = TrafficWatch(node, listed=ports)
+        traffic = TrafficWatch(node, listed=ports, budget_ratio=config.sampling_budget_ratio)
         source = cls(samplers, log_reader, period_s, traffic=traffic, health=health, opener=opener)
         opener.wait()
         source.seek_gpus(time.time_ns())

@@ -1,8 +1,8 @@
 """The traffic of a node's ports as its agent sees it: learned, judged each second, and looked at closely.
 
 A port whose traffic dropped, fluctuates or stopped is sampled every millisecond for some seconds, on a
-thread of its own, and what came out is an event of kind `port_traffic`. Nothing is sampled while all
-ports are steady.
+thread of its own and within a budget, and what came out is an event of kind `port_traffic`. Nothing is
+sampled while all ports are steady.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import structlog
 
 from pulsetrain.analytics.machines.traffic_signature import QUIET_SHARE, Traffic, judge
 from pulsetrain.collectors.machine import port_sampling
-from pulsetrain.collectors.machine.port_sampling import Port, PortRow
+from pulsetrain.collectors.machine.port_sampling import PortRow
 from pulsetrain.records.columns import Columns
 
 log = structlog.get_logger()
@@ -31,6 +31,7 @@ LOOK_EVERY = 5
 """Samples between two judgements of a port: a judgement costs some hundred microseconds. One that just went
 quiet is judged each time, so that a stop is seen at once."""
 SAMPLE_S = 5.0
+"""of samples. With pauses between them it takes longer."""
 AGAIN_S = 300.0
 """A port that stays suspicious is sampled again after so long."""
 LEAST_BYTES_PER_S = 1e6
@@ -87,7 +88,8 @@ class TrafficWatch:
     """Learns from batches of `metrics`, and keeps events until they are taken. Call it from one thread.
 
     `sample` looks at one port by name every millisecond, and blocks meanwhile. None: it could not. `listed`
-    names the ports that are the job's. Empty: RDMA ports, else busy network interfaces.
+    names the ports that are the job's. Empty: RDMA ports, else busy network interfaces. `budget_ratio` is the
+    share of a core that a close look may use.
     """
 
     def __init__(
@@ -97,9 +99,10 @@ class TrafficWatch:
         start: Callable[[Callable[[], None]], None] | None = None,
         *,
         listed: Sequence[str] = (),
+        budget_ratio: float = port_sampling.BUDGET_RATIO,
     ) -> None:
         self._node, self._listed = node, frozenset(listed)
-        self._sample = sample or sample_port
+        self._sample = sample or partial(sample_port, budget_ratio=budget_ratio)
         self._start = start or _on_a_thread
         self._ports: dict[str, dict[str, _Past]] = {family: {} for family in FAMILIES}
         self._rows: queue.SimpleQueue[Columns] = queue.SimpleQueue()
@@ -190,14 +193,12 @@ def event(node: str, row: PortRow, now_ns: int, *, why: str) -> Columns:
     return Columns.from_rows("events", [values])
 
 
-def sample_port(device: str) -> PortRow | None:
+def sample_port(device: str, *, budget_ratio: float) -> PortRow | None:
     """Sample one port of this machine for `SAMPLE_S`. None where it is not there."""
     port = next(iter(port_sampling.ports(devices=(device,))), None)
-    return None if port is None else _summary(port)
-
-
-def _summary(port: Port) -> PortRow:
-    (samples,) = port_sampling.sample([port], seconds=SAMPLE_S)
+    if port is None:
+        return None
+    (samples,) = port_sampling.sample([port], seconds=SAMPLE_S, budget_ratio=budget_ratio)
     return port_sampling.summary(port, samples)
 
 

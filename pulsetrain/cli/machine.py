@@ -70,14 +70,23 @@ def rdma(folder: Path, seconds: float, as_json: bool) -> None:
     default=2.0,
     show_default=True,
     metavar="S",
-    help="Sample for S seconds.",
+    help="Sample for S seconds. With pauses it takes up to three times as long.",
+)
+@click.option(
+    "--budget",
+    "budget_ratio",
+    type=NumberRange(0.001, 1),
+    default=0.01,
+    show_default=True,
+    metavar="RATIO",
+    help="Share of a core that it may use for each port. It pauses where that is too little. 1: no pauses.",
 )
 @json_option
-def traffic(devices: tuple[str, ...], seconds: float, as_json: bool) -> None:
+def traffic(devices: tuple[str, ...], seconds: float, budget_ratio: float, as_json: bool) -> None:
     """Look at the traffic of this machine's ports every millisecond.
 
     Shows bursts, idle gaps and how often a link reaches its limit. Without --device it shows all RDMA ports
-    and all interfaces with hardware.
+    and all interfaces with hardware. What falls into a pause is not seen.
 
     Example: pulsetrain traffic --device mlx5_0/1 --seconds 5 --json
     """
@@ -88,19 +97,24 @@ def traffic(devices: tuple[str, ...], seconds: float, as_json: bool) -> None:
     if missing or not ports:
         raise UsageError(f"no port {missing[0]!r} on this machine" if missing else "no port on this machine")
     with progress("Sampling the traffic"):
-        taken = port_sampling.sample(ports, seconds=seconds)
+        taken = port_sampling.sample(ports, seconds=seconds, budget_ratio=budget_ratio)
     rows = [port_sampling.summary(port, samples) for port, samples in zip(ports, taken, strict=True)]
     if as_json:
         print_json(rows)
         return
     shown = [
-        {"device": row["device"], "direction": direction, **row[direction]}
+        {
+            "device": row["device"],
+            "direction": direction,
+            "covered_share": row["covered_share"],
+            **row[direction],
+        }
         for row in rows
         for direction in port_sampling.DIRECTIONS
     ]
     rates = ("mean_bits_per_s", "peak_bits_per_s", "peak_share", "at_limit_share")
     runs = ("bursts", "longest_burst_ms", "longest_gap_ms")
-    print_table(shown, ("device", "direction", *rates, *runs), "No port.")
+    print_table(shown, ("device", "direction", "covered_share", *rates, *runs), "No port.")
 
 
 def _saturated(port: JsonObject) -> list[str]:

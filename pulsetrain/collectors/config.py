@@ -19,6 +19,15 @@ class CollectorConfig:
     named by card and port number. Only these are asked whether the traffic stopped. Empty: RDMA ports, else
     interfaces with hardware, with a default route, or that GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME name."""
 
+    sampling_budget_ratio: float = 0.01
+    """Share of a core that an agent may use while it samples a suspicious port every millisecond. Where that
+    is too little, it pauses in between. 1: no pauses."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sampling_budget_ratio <= 1:
+            allowed = "allowed above 0, up to 1"
+            raise ValueError(f"sampling_budget_ratio = {self.sampling_budget_ratio}: {allowed}")
+
     @property
     def port_names(self) -> tuple[str, ...]:
         """The names in `ports`, each once."""
