@@ -187,8 +187,8 @@ class HardwareSign:
     `kind` is "xid", "sxid", a rule of kernel_rules.toml or a row of hardware_signs.toml. `device` is a GPU's
     UUID, a PCI address for codes of the kernel's log, a port or a disk, "" for the machine itself. `code` is
     the Xid's or SXid's. What happened has a `count` and the newest `times_ns`. A state lasts from `first_ns`
-    to `last_ns` and has a `value`. `text` is the line of the kernel's log, if there is one. `shared`: it may
-    be of a GPU that another job uses.
+    to `last_ns` and has a `value`. `text` is the line of the kernel's log, if there is one, or the numbers of
+    the NVLinks that errors are of. `shared`: it may be of a GPU that another job uses.
     """
 
     kind: str

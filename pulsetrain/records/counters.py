@@ -35,6 +35,8 @@ class Counter:
     also_bits: int
     reveals: str
     source: str
+    by_link: str = ""
+    """how one NVLink is asked, "" for counters of other things"""
 
     def saturated(self, value: float) -> bool:
         """Whether a sample (scaled) stands where the counter can count no further: it is blind from there on.
@@ -126,6 +128,7 @@ def counters(family: Family = "rdma") -> Mapping[str, Counter]:
             also_bits=int(r["also_bits"] or 0),
             reveals=r["reveals"],
             source=r["source"],
+            by_link=r.get("by_link") or "",
         )
         for r in rows
     ]

@@ -135,6 +135,25 @@ def test_nvlink_errors_that_go_on(node):
     assert node.response() == "cordon"
 
 
+@pytest.mark.parametrize("value", ["nvlink_crc_flit", "nvlink5_receive_errors", "nvlink5_integrity"])
+def test_the_bad_nvlink_of_a_gpu_is_named(node, value):
+    for second in range(8):
+        node.second(**{value: 2 * second}, nvlink_bad=11)
+    (finding,) = node.findings()
+    assert finding.summary == "n/GPU-00 had 14 NVLink errors on link 11"
+    assert (finding.subject, finding.evidence["links"]) == ("n/GPU-00", [11])
+    assert finding.evidence["response"] == "cordon"
+
+
+def test_new_recoveries_of_an_nvlink_5_within_five_minutes(node):
+    node.second(nvlink5_recoveries=1)
+    assert node.response() == "inform"
+    for _ in range(10):
+        node.second()
+    node.second(nvlink5_recoveries=2)
+    assert node.response() == "evict_at_step"
+
+
 def test_of_several_troubles_the_strictest_response_counts(node):
     node.xid(63)
     node.second(ecc_uncorrected=1, rows_pending=1)

@@ -21,5 +21,5 @@ def test_ports_come_from_the_environment():
 
 def test_a_budget_that_is_none_is_a_mistake_of_one_line():
     for ratio in (0.0, 1.5, float("nan")):
-        with pytest.raises(ValueError, match="sampling_budget_ratio = .*allowed above 0"):
+        with pytest.raises(ValueError, match=r"sampling_budget_ratio = .*allowed above 0"):
             CollectorConfig(sampling_budget_ratio=ratio)

@@ -34,6 +34,7 @@ enum { MOST_GPUS = 16, TEXT = 96, RING = 256 };
     X(rows_correctable) X(rows_uncorrectable) X(rows_pending) X(rows_failed) X(nvlink_crc_flit) \
     X(recovery_action) X(nvlink_crc_data) X(nvlink_replays) X(nvlink_recoveries) X(nvlink_transmit) X(nvlink_receive) X(numa) \
     X(fabric_state) X(fabric_clique) X(gpm_sm) X(gpm_tensor) X(gpm_memory) X(event_types) X(lost) \
+    X(nvlink_bad) X(nvlink5_malformed) X(nvlink5_receive_errors) X(nvlink5_integrity) X(nvlink5_failed) X(nvlink5_recoveries) \
     X(set_clock_graphics) X(set_clock_memory) X(set_power) X(clocks_restricted) X(privileged) X(delay_ms)
 #define DECLARE(name) double name;
 #define ENTRY(name) {#name, offsetof(struct gpu, name)},
@@ -280,12 +281,30 @@ struct field {
 /* traffic is that of one link, unless all are asked for */
 #define LINKS 18
 static double of_links(double all, uint32_t scope) { return scope == UINT32_MAX ? all : all / LINKS; }
+/* all errors are those of one link */
+static double of_bad_link(device_t d, double all, uint32_t scope) {
+    return isnan(all) || scope == UINT32_MAX || scope == d->nvlink_bad ? all : 0;
+}
+int nvmlDeviceGetNvLinkErrorCounter(device_t d, unsigned link, int counter, unsigned long long *out) {
+    const double totals[] = {d->nvlink_replays, d->nvlink_recoveries, d->nvlink_crc_flit, d->nvlink_crc_data};
+    if (link >= LINKS || counter < 0 || counter > 3) return INVALID_ARGUMENT;
+    double value;
+    int failed = read_value(d, of_bad_link(d, totals[counter], link), &value);
+    if (!failed) *out = value;
+    return failed;
+}
 static double field_value(device_t d, uint32_t id, uint32_t scope) {
     switch (id) {
         case 38: return d->nvlink_crc_flit;
         case 45: return d->nvlink_crc_data;
         case 52: return d->nvlink_replays;
         case 59: return d->nvlink_recoveries;
+        case 91: return LINKS;
+        case 206: return of_bad_link(d, d->nvlink5_malformed, scope);
+        case 208: return of_bad_link(d, d->nvlink5_receive_errors, scope);
+        case 211: return of_bad_link(d, d->nvlink5_integrity, scope);
+        case 214: return of_bad_link(d, d->nvlink5_failed, scope);
+        case 215: return of_bad_link(d, d->nvlink5_recoveries, scope);
         case 138: return of_links(d->nvlink_transmit, scope);
         case 139: return of_links(d->nvlink_receive, scope);
         case 230: return d->recovery_action;

@@ -185,6 +185,9 @@ def _sign(machine: Machine, sign: HardwareSign, tables: Tables, look: JobLook) -
     )
     choice = _capped(sign, tables.responses.choose(case))
     words = meaning.summary.format(value=sign.value, held=held_s, count=sign.count)
+    links = sign.text if meaning.kind == "link_errors" else ""
+    if links:
+        words += f" on link {links}" if links.isdecimal() else f" on links {links}"
     finding = Finding(
         ts_ns=sign.last_ns,
         job=look.job,
@@ -204,6 +207,7 @@ def _sign(machine: Machine, sign: HardwareSign, tables: Tables, look: JobLook) -
             "count": sign.count,
             "first_ns": sign.first_ns,
             "last_ns": sign.last_ns,
+            **({"links": [int(link) for link in links.split(", ")]} if links else {}),
             "suggested_action": meaning.action.format(gpu=name, node=machine.node),
             "sign_source": meaning.source,
         },

@@ -13,18 +13,18 @@ import ctypes
 import importlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pulsetrain.collectors.machine.gpm import GpuActivity
 from pulsetrain.collectors.machine.gpu_events import GpuEvents
-from pulsetrain.collectors.machine.samples import metrics
+from pulsetrain.collectors.machine.nvlinks import NvlinkReader, field_value
+from pulsetrain.collectors.machine.samples import Sample, metrics
 from pulsetrain.records.columns import Columns
 from pulsetrain.records.counters import Counter, counters
 
 ALL_LINKS = 0xFFFFFFFF  # scopeId UINT_MAX of nvml.h: all links of a GPU together. 0 is the first link alone
-_BY_LINK = (138, 139)  # NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX
 
 RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 
@@ -61,10 +61,10 @@ def _reasons(nvml: Any, handle: Any) -> float:
 def _nvlink(counter: Counter) -> Read:
     """Read one field of all links together. A card without NVLink answers "not supported".
 
-    Counters of errors are sums already. Those of traffic are of one link, unless all are asked for.
+    The error counters before NVLink 5 are sums already. All else is of one link, unless all are asked for.
     """
     number = int(counter.folder)
-    return _field((number, ALL_LINKS) if number in _BY_LINK else number, counter.scale)
+    return _field((number, ALL_LINKS) if counter.by_link == "scope" else number, counter.scale)
 
 
 def _field(wanted: int | tuple[int, int], scale: float = 1) -> Read:
@@ -72,10 +72,10 @@ def _field(wanted: int | tuple[int, int], scale: float = 1) -> Read:
 
     def read(nvml: Any, handle: Any) -> float:
         (field,) = nvml.nvmlDeviceGetFieldValues(handle, [wanted])
-        if field.nvmlReturn:
+        value = field_value(field)
+        if value is None:
             raise AttributeError(f"field {wanted}")
-        kind = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal"}.get(field.valueType, "ullVal")
-        return float(getattr(field.value, kind)) * scale
+        return value * scale
 
     return read
 
@@ -130,6 +130,7 @@ class GpuSampler:
         self.failed_reads = 0
         self.blind = self._open()
         self._activity = GpuActivity(self._nvml)
+        self._nvlinks = NvlinkReader(self._nvml)
 
     def _open(self) -> str:
         if self._nvml is None:
@@ -242,9 +243,22 @@ class GpuSampler:
         rows = [(name_of_lost(index), LOST, 1.0) for index in self.lost]
         for uuid, handle in self._devices:
             began = time.monotonic()
-            rows += [(uuid, name, value) for name, value in self._values(uuid, handle)]
+            values = dict(self._values(uuid, handle))
+            rows += [(uuid, name, value) for name, value in values.items()]
+            rows += self._links(uuid, handle, values, now_ns)
             rows.append((uuid, "gpu_probe_s", time.monotonic() - began))
         return metrics(self._node, rows, now_ns)
+
+    def _links(self, uuid: str, handle: Any, values: Mapping[str, float], now_ns: int) -> Iterator[Sample]:
+        """Samples of single NVLinks. A GPU that is lost has none."""
+        if values[LOST]:
+            return
+        try:
+            yield from self._nvlinks.read(uuid, handle, values, now_ns)
+        except AttributeError:  # an older binding
+            return
+        except self._nvml.NVMLError:
+            self.failed_reads += 1
 
     def _values(self, uuid: str, handle: Any) -> Iterator[tuple[str, float]]:
         try:

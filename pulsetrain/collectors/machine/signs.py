@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pulsetrain.collectors.machine.gpu_owners import GpuOwners
+from pulsetrain.collectors.machine.nvlinks import link_of, metric_of_link
 from pulsetrain.protocol.messages import HardwareSign
 from pulsetrain.records.columns import Columns
 
@@ -57,9 +58,16 @@ _COUNTERS = {
     "gpu_nvlink_crc_data_errors_total": "nvlink_errors",
     "gpu_nvlink_replays_total": "nvlink_errors",
     "gpu_nvlink_recoveries_total": "nvlink_recoveries",
+    "gpu_nvlink5_malformed_packets_total": "nvlink_errors",
+    "gpu_nvlink5_receive_errors_total": "nvlink_errors",
+    "gpu_nvlink5_integrity_errors_total": "nvlink_errors",
+    "gpu_nvlink5_recoveries_total": "nvlink_recoveries",
     "rdma_link_downed_total": "port_down",
     "nic_link_downed_total": "port_down",
 }
+# of single NVLinks: they do not count once more, they say which link it was
+_OF_LINKS = {metric_of_link(name): kind for name, kind in _COUNTERS.items() if kind.startswith("nvlink_")}
+MOST_LINKS_NAMED = 4
 _BY_COUNT = ("ecc_uncorrected",)  # each is an error of its own. Of all else a burst is one event
 _BY_SAMPLE = ("nvlink_errors",)  # one burst may be many errors, so samples count and not errors
 UNUSED = "unused_port_down"
@@ -75,6 +83,7 @@ _READ = {
     "gpu_utilization_ratio",
     "gpu_ecc_corrected_total",
     "gpu_recovery_action",
+    *_OF_LINKS,
 }
 
 
@@ -133,6 +142,8 @@ class _Device:
     """What is remembered of one device between samples."""
 
     counters: dict[str, float] = field(default_factory=dict)
+    links: dict[str, Counter[str]] = field(default_factory=dict)
+    """how much each NVLink of a GPU counted since a sign began, by sign"""
     widest: float = 0.0
     corrected: tuple[int, float] | None = None
     was_up: bool = False
@@ -255,7 +266,12 @@ class SignTracker:
                 by_device.setdefault(str(row["device"]), {})[name] = float(str(row["value"]))
         with self._lock:
             for device, values in by_device.items():
-                if device not in self.owners.foreign:
+                gpu, link = link_of(device)
+                if gpu in self.owners.foreign:
+                    continue
+                if link:
+                    self._look_at_link(gpu, link, values)
+                else:
                     self._look(device, values, now_ns)
 
     def _look(self, device: str, values: Mapping[str, float], now_ns: int) -> None:
@@ -290,6 +306,23 @@ class SignTracker:
             self._vote(memory.clocks, device, now_ns, slowed)
         self._look_at_bus(memory, device, values, now_ns)
         self._look_at_memory(memory, device, values, now_ns)
+
+    def _look_at_link(self, gpu: str, link: str, values: Mapping[str, float]) -> None:
+        """Note which link it was that the sign of its GPU tells of. It comes after the GPU's own counters."""
+        memory = self._devices.setdefault(gpu, _Device())
+        for name, kind in _OF_LINKS.items():
+            if name not in values:
+                continue
+            key = f"{link} {name}"
+            rose = values[name] - memory.counters.get(key, values[name])
+            memory.counters[key] = values[name]
+            sign = self._signs.get((kind, gpu, 0))
+            if rose > 0 and sign is not None:
+                counted = memory.links.setdefault(kind, Counter()) if sign.text else Counter[str]()
+                counted[link] += int(rose)
+                memory.links[kind] = counted
+                worst = [number for number, _ in counted.most_common(MOST_LINKS_NAMED)]
+                sign.text = ", ".join(sorted(worst, key=int))
 
     def _vote(self, shown: deque[_Shown], device: str, now_ns: int, states: Mapping[str, float]) -> None:
         """Take in the states of a sample. Most of the last ones must show one before it counts."""

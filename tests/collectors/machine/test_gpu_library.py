@@ -33,7 +33,7 @@ def test_every_value_comes_through_the_binding_in_the_unit_of_its_name(driver):
     assert sampler.blind == ""
     assert {*READS} <= {*found}
     assert (found["gpu_power_watts"], found["gpu_sm_clock_hz"]) == (345.0, 1.98e9)
-    assert (found["gpu_pcie_width"], found["gpu_nvlink_transmit_bytes"]) == (16.0, 7168.0)
+    assert (found["gpu_pcie_width"], found["gpu_nvlink_transmit_bytes"]) == (16.0, 18 * 1024.0)
     activity = ("gpu_sm_activity_ratio", "gpu_tensor_activity_ratio", "gpu_memory_bandwidth_ratio")
     assert [found[name] for name in activity] == [0.81, 0.52, 0.33]
     assert (found["gpu_lost"], sampler.failed_reads) == (0.0, 0)

@@ -60,6 +60,38 @@ def test_a_burst_of_nvlink_errors_is_one_sample_with_errors():
     assert (sign.count, sign.times_ns) == (24, (1002 * S, 1004 * S))
 
 
+def test_errors_of_single_nvlinks_name_the_links_and_do_not_count_again():
+    machine = Machine()
+
+    def second(total, **links):
+        rows = [("GPU-1", "gpu_lost", 0.0), ("GPU-1", "gpu_nvlink_replays_total", float(total))]
+        rows += [(f"GPU-1/nvlink{n[1:]}", "nvlink_replays_total", float(v)) for n, v in links.items()]
+        machine.now_s += 1
+        machine.tracker.observe(metrics("n", rows, machine.now_s * S))
+
+    second(7, l0=7, l1=0, l12=0)  # of long ago
+    second(10, l12=3)
+    assert (machine.signs()["nvlink_errors"].text, machine.signs()["nvlink_errors"].count) == ("12", 3)
+    second(11, l1=1)
+    sign = machine.signs()["nvlink_errors"]
+    assert (sign.text, sign.count, sign.device) == ("1, 12", 4, "GPU-1")
+    machine.now_s += KEPT_NS // S + 60
+    assert "nvlink_errors" not in machine.signs()
+    second(12, l0=8)
+    assert machine.signs()["nvlink_errors"].text == "0"
+
+
+def test_links_of_another_jobs_gpu_are_nothing():
+    tracker = SignTracker(GpuOwners(foreign=frozenset({"GPU-1"})))
+    for value in (0.0, 5.0):
+        rows = [
+            ("GPU-1", "gpu_nvlink_replays_total", value),
+            ("GPU-1/nvlink3", "nvlink_replays_total", value),
+        ]
+        tracker.observe(metrics("n", rows, int(value + 1) * S))
+    assert tracker.read(7 * S) == ()
+
+
 def test_a_throttle_reason_lasts_until_it_is_gone_for_a_while():
     machine = Machine()
     machine.sample(4, gpu_clock_event_reasons=0x40)
