@@ -26,3 +26,21 @@ def test_after_the_other_end_is_closed_there_is_none():
     ours.close()
     assert packets.receive(theirs) is None
     theirs.close()
+
+
+def test_an_object_that_is_too_large_for_a_packet_arrives_whole_with_its_files():
+    """The words of a command may take 2 MiB, and the kernel's usual limit of a packet is a fifth of that."""
+    ours, theirs = packets.pair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 17)
+    read, write = os.pipe()
+    before = len(os.listdir("/proc/self/fd"))
+    words = ["file" * 50_000 for _ in range(10)]
+    packets.send(ours, {"argv": words}, [write])
+    message, files = packets.receive(theirs)
+    assert message == {"argv": words}
+    assert len(files) == 1
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    for fd in (read, write, *files):
+        os.close(fd)
+    ours.close()
+    theirs.close()

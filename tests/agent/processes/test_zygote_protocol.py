@@ -1,7 +1,6 @@
 """Packets with open files between agent and zygote."""
 
 import os
-import socket
 import subprocess
 import sys
 
@@ -40,11 +39,10 @@ def test_messages_keep_their_bounds_and_their_order(channels):
     assert [agent.receive()[0]["code"] for _ in range(20)] == list(range(20))
 
 
-def test_a_large_environment_fits_in_one_packet(channels):
+def test_a_large_environment_arrives(channels):
     agent, zygote = channels
-    size = min(100_000, agent.socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2)
-    agent.send({"op": "call", "id": 1, "target": "x:y", "kwargs": {"text": "x" * size}})
-    assert len(zygote.receive()[0]["kwargs"]["text"]) == size
+    agent.send({"op": "call", "id": 1, "target": "x:y", "kwargs": {"text": "x" * 2_000_000}})
+    assert len(zygote.receive()[0]["kwargs"]["text"]) == 2_000_000
 
 
 def test_the_other_end_is_gone(channels):
