@@ -85,7 +85,11 @@ _TORCHRUN = (
         "Slurm step, else 1.",
     ),
     _torchrun(
-        "--nproc-per-node", default="1", show_default=True, metavar="N", help="Ranks here: N, auto, gpu, cpu."
+        "--nproc-per-node",
+        default="1",
+        show_default=True,
+        metavar="N",
+        help="Ranks here: N, auto, gpu, xpu, cpu.",
     ),
     _torchrun(
         "--max-restarts",
@@ -238,8 +242,8 @@ def launch_options(
 
     In a Slurm step job, node and number of nodes are the step's, unless flags say otherwise.
     """
-    from pulsetrain.agent.launch import local_processes
     from pulsetrain.agent.launch_options import LaunchOptions, NodeOptions, OutputOptions
+    from pulsetrain.agent.local_processes import local_processes
     from pulsetrain.agent.processes.rank import Program
 
     flags, step = cast("LaunchFlags", given), step_of(environ)
@@ -251,6 +255,7 @@ def launch_options(
     program = Program(argv=(flags["script"], *flags["args"]), mode=_mode(flags), role=flags["role"])
     _check_name("--job", flags["job"] or flags["rdzv_id"] or "")
     _check_name("--node", flags["node"] or "")
+    ranks = local_processes(flags["nproc_per_node"], environ)
     return LaunchOptions(
         program=program,
         hub=_hub(flags, nnodes, needs_hub=needs_hub),
@@ -262,8 +267,8 @@ def launch_options(
             min_nnodes=min_nnodes,
             node_unit=flags["node_unit"],
             node_unit_min=flags["node_unit_min"],
-            devices=_devices(flags),
-            nproc_per_node=local_processes(flags["nproc_per_node"]),
+            devices=_devices(flags, ranks),
+            nproc_per_node=ranks,
             max_restarts=3 if flags["max_restarts"] is None else flags["max_restarts"],
             may_begin_anew=flags["max_restarts"] is not None,
             standby=standby,
@@ -362,11 +367,9 @@ def _check_unit(sizes: tuple[int, int], unit: int, unit_least: int) -> None:
         raise UsageError(f"--node-unit={unit}: --nnodes={said} allows no multiple of it")
 
 
-def _devices(flags: LaunchFlags) -> int:
-    """On how many devices the ranks of this node take turns, 0: each has one."""
-    from pulsetrain.agent.launch import local_processes
-
-    devices, ranks = flags["devices_per_node"], local_processes(flags["nproc_per_node"])
+def _devices(flags: LaunchFlags, ranks: int) -> int:
+    """On how many devices the `ranks` of this node take turns, 0: each has one."""
+    devices = flags["devices_per_node"]
     if devices > ranks:
         raise UsageError(f"--devices-per-node={devices}: allowed: 1 to {ranks}, the ranks of this node")
     if devices and flags["no_python"]:

@@ -21,9 +21,8 @@ from pulsetrain.agent.outcome import Outcome
 from pulsetrain.agent.processes.program_check import check_program
 from pulsetrain.agent.processes.zygote import Zygote, ZygoteHolder
 from pulsetrain.agent.shared_memory import too_small
-from pulsetrain.collectors.machine.gpu_count import visible_gpus
 from pulsetrain.core.config import load, read_toml
-from pulsetrain.core.errors import ConfigError, UsageError
+from pulsetrain.core.errors import UsageError
 from pulsetrain.core.open_files import allow_many_open_files
 from pulsetrain.core.private_file import make_private_folder
 from pulsetrain.core.process_title import set_process_title
@@ -165,17 +164,3 @@ def _writable(folder: Path, what: str, flag: str) -> Path:
             f"{what} folder {folder}: {error.strerror}; give {flag} a folder you can write"
         ) from error
     return folder
-
-
-def local_processes(text: str) -> int:
-    """`--nproc-per-node` as a number: itself, or what auto, gpu and cpu mean here. Raises `ConfigError`."""
-    gpus = visible_gpus(os.environ)
-    cpus = len(os.sched_getaffinity(0))
-    if text == "gpu" and not gpus:
-        raise ConfigError("--nproc-per-node gpu: this machine has no NVIDIA GPU")
-    named = {"gpu": gpus, "cpu": cpus, "auto": gpus or cpus}
-    if text in named:
-        return named[text]
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"--nproc-per-node {text!r}: allowed: a number from 1, auto, gpu, cpu")
-    return int(text)

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pulsetrain.agent.launch import _writable, local_processes, node_folder, own_hub_folder
+from pulsetrain.agent.launch import _writable, node_folder, own_hub_folder
 from pulsetrain.agent.launch_options import HubOptions, LaunchOptions, NodeOptions
 from pulsetrain.agent.processes.rank import Program
 from pulsetrain.cli import pulsetrain
-from pulsetrain.collectors.machine.gpu_count import visible_gpus
 from tests.agent.real_processes import TRAIN, until, with_environment
 
 MARK = "PULSETRAIN_TEST_MARK"
@@ -82,19 +81,6 @@ def test_nodes_that_share_a_log_folder_may_start_at_once(tmp_path):
 
 def test_an_agent_needs_a_hub(refused):
     assert "give --hub URL" in refused("agent", "train.py")
-
-
-@pytest.mark.parametrize(("text", "number"), [("3", 3), ("cpu", len(os.sched_getaffinity(0)))])
-def test_processes_for_each_node(text, number):
-    assert local_processes(text) == number
-
-
-@pytest.mark.parametrize(("visible", "count"), [("0,2", 2), ("", 0), ("-1", 0), (None, 3)])
-def test_gpus_are_those_that_are_visible(tmp_path, visible, count):
-    for number in range(3):
-        (tmp_path / str(number)).mkdir()
-    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert visible_gpus(environ, tmp_path) == count
 
 
 def _options(data=None, *, own=False):
