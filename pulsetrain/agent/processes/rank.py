@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from signal import SIGABRT
+from string import Template
 
 from pulsetrain.agent.output import last_lines
 from pulsetrain.agent.processes.error_file import error_file, error_lines
@@ -47,6 +48,12 @@ class Program:
     def updated(self, update: ProgramUpdate) -> Program:
         """The same after an update."""
         return replace(self, argv=update.argv or self.argv)
+
+    def words(self, local_rank: int) -> tuple[str, ...]:
+        """Its `argv` for one rank. As for torchrun, `${local_rank}` in an argument is that, and $$ is $."""
+        program, *arguments = self.argv
+        filled = (Template(word).safe_substitute(local_rank=local_rank) for word in arguments)
+        return (program, *filled)
 
 
 @dataclass(frozen=True, kw_only=True)

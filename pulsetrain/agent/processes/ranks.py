@@ -382,7 +382,7 @@ class Ranks:
         squash = {SQUASH_FD: self.devices.squash.fd} if self.devices.squash is not None else {}
         program = self._program.updated(start.program)
         process = RankProcess(
-            argv=program.argv,
+            argv=program.words(rank.local_rank),
             mode=program.mode,
             env=self._environment(rank, start),
             cwd=program.cwd,

@@ -151,7 +151,7 @@ class ReplayRanks:
         output = open_log(rank.log)
         try:
             process = RankProcess(
-                argv=program.argv,
+                argv=program.words(rank.rank % nproc),
                 mode=program.mode,
                 env=environment,
                 cwd=program.cwd,

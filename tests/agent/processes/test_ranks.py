@@ -186,6 +186,16 @@ def test_an_update_replaces_arguments_and_adds_variables(node):
     assert "K" not in zygote.spawned[-1].env
 
 
+def test_arguments_may_name_the_local_rank_as_for_torchrun(node):
+    zygote = Zygote()
+    words = ("bin-${local_rank}", "--cpus=${local_rank}", "$local_rank", "$$HOME", "${other}", "$5")
+    node.spawn(zygote, updated(START, argv=words), ARENAS)
+    assert [process.argv for process in zygote.spawned] == [
+        ("bin-${local_rank}", "--cpus=0", "0", "$HOME", "${other}", "$5"),
+        ("bin-${local_rank}", "--cpus=1", "1", "$HOME", "${other}", "$5"),
+    ]
+
+
 def test_a_variable_of_an_update_takes_the_place_of_none_of_ours(node):
     zygote = Zygote()
     node.spawn(zygote, updated(START, environment={"RANK": "0", "MASTER_PORT": "9"}), ARENAS)
