@@ -61,3 +61,14 @@ class EndSignals:
             return
         elif signum in (signal.SIGINT, signal.SIGQUIT) or now_s - self._since_s > self._patience_s:
             self._end_now(128 + signum)
+
+
+def await_ranks(also: Collection[int] = ()) -> None:
+    """Let SIGUSR1 and SIGUSR2 do nothing from now on, until `EndSignals` are installed, unless in `also`.
+
+    There are no ranks yet to pass them on to, and by default they would end the process. What it starts
+    meanwhile does not inherit this, as it would if they were ignored.
+    """
+    for signum in set(USERS) - set(also):
+        if signal.getsignal(signum) is signal.SIG_DFL:
+            signal.signal(signum, lambda *_: None)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pulsetrain.agent.config import AgentConfig
-from pulsetrain.agent.end_signals import EndSignals
+from pulsetrain.agent.end_signals import EndSignals, await_ranks
 from pulsetrain.agent.launch_options import LaunchOptions
 from pulsetrain.agent.local_hub import join_hub, local_hub, wait_for_guests
 from pulsetrain.agent.outcome import Outcome
@@ -36,6 +36,7 @@ Say = Callable[[str], None]
 
 def launch(options: LaunchOptions, say: Say) -> Outcome:
     """Run the agent until the job is over. Raises `UsageError` for what cannot be used."""
+    await_ranks(options.end_signals)
     check_program(options.program)
     if options.replay is not None:
         check_program(options.replay, "--replay: ")

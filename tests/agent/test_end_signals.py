@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from pulsetrain.agent.end_signals import EndSignals
+from pulsetrain.agent.end_signals import EndSignals, await_ranks
 from tests.recovery.fakes import FakeClock
 
 PATIENCE_S = 25.0
@@ -59,3 +59,30 @@ def test_signals_of_the_users_own_are_for_the_ranks_unless_they_are_to_end_the_r
     end.signals.handle(signal.SIGUSR2)
     end.signals.handle(signal.SIGUSR2)  # a scheduler repeats it
     assert (end.asked, end.ended, end.forwarded) == ([signal.SIGUSR2], [], [signal.SIGUSR1])
+
+
+@pytest.fixture
+def users():
+    """The signals for users' own ends, as a process begins with them."""
+    signums = (signal.SIGUSR1, signal.SIGUSR2)
+    before = {each: signal.signal(each, signal.SIG_DFL) for each in signums}
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)
+
+
+def test_a_schedulers_warning_that_comes_before_the_ranks_ends_nothing(users):
+    await_ranks()
+    signal.raise_signal(signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR2)
+
+
+def test_a_signal_that_is_to_end_the_run_does_so_before_the_ranks_too(users):
+    await_ranks([signal.SIGUSR1])
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+
+def test_what_ignores_a_users_signal_goes_on_doing_so(users):
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    await_ranks()
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
