@@ -25,7 +25,7 @@ TAIL_BYTES = 16384
 STACKS_BYTES = 1 << 18
 """in which the stacks of all threads of a rank that aborts find room"""
 LINE_BYTES = 1 << 16
-"""More of one line is not echoed."""
+"""More of one line is not echoed. What stands in its place says so."""
 POLL_BYTES = 1 << 20
 """that one look takes of a file, and that are left of one that has run ahead"""
 BEHIND_BYTES = 16 << 20
@@ -70,6 +70,7 @@ class _EchoedFile:
     fd: int = -1
     offset: int = 0
     partial: bytes = b""
+    cut: bool = False  # of the line that `partial` begins more has been read
 
 
 class Echo:
@@ -121,7 +122,7 @@ class Echo:
             return
         size = os.fstat(file.fd).st_size
         if size < file.offset:  # somebody has emptied it
-            file.offset, file.partial = 0, b""
+            file.offset, file.partial, file.cut = 0, b"", False
         if size - file.offset > (POLL_BYTES if final else BEHIND_BYTES):
             self._skip(file, size - POLL_BYTES)
         end = size if final else min(size, file.offset + POLL_BYTES)
@@ -139,22 +140,27 @@ class Echo:
     def _skip(self, file: _EchoedFile, to: int) -> None:
         left_out = f"({to - file.offset:,} bytes of {file.path} are left out here)"
         self._writer.write(file.stream, f"{file.prefix}{left_out}\n")
-        file.offset, file.partial = to, b""
+        file.offset, file.partial, file.cut = to, b"", False
 
     def _keep(self, file: _EchoedFile, rest: bytes) -> None:
         """Keep an unfinished line, as far as it will be shown."""
         bar = rest.rstrip(b"\r").rfind(b"\r")
-        file.partial = rest[bar + 1 :][:LINE_BYTES]
+        kept = rest[bar + 1 :]
+        file.cut = len(kept) > LINE_BYTES or (file.cut and bar < 0)
+        file.partial = kept[:LINE_BYTES]
 
     def _take(self, file: _EchoedFile, lines: Iterable[bytes]) -> None:
-        text = "".join(f"{file.prefix}{_shown(line)}\n" for line in lines)
+        text = "".join(f"{file.prefix}{self._shown(file, line)}\n" for line in lines)
         if text:
             self._writer.write(file.stream, text)
 
-
-def _shown(line: bytes) -> str:
-    shown = line.rstrip(b"\r").rpartition(b"\r")[2]
-    return shown[:LINE_BYTES].decode(errors="replace")
+    def _shown(self, file: _EchoedFile, line: bytes) -> str:
+        """What is echoed of the next line of a file."""
+        before, _, shown = line.rstrip(b"\r").rpartition(b"\r")
+        cut = len(shown) > LINE_BYTES or (file.cut and not before)
+        file.cut = False
+        said = f" (the rest of this line is left out here: see {file.path})" if cut else ""
+        return shown[:LINE_BYTES].decode(errors="replace") + said
 
 
 class _StreamWriter:

@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,9 +82,20 @@ def test_of_a_progress_bar_the_last_state_is_shown_and_little_is_held(tmp_path):
     assert sum(len(file.partial) for file in echo._files) < 100
 
 
-def test_a_line_without_an_end_is_cut(tmp_path):
+def test_a_line_without_an_end_is_cut_and_says_so(tmp_path):
     text, _ = shown(tmp_path, *[b"x" * 100_000] * 5, b"\nnext\n")
-    assert text == "[3] " + "x" * output.LINE_BYTES + "\n[3] next\n"
+    said = f" (the rest of this line is left out here: see {tmp_path / 'out'})"
+    assert text == "[3] " + "x" * output.LINE_BYTES + said + "\n[3] next\n"
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize("more", [0, 1])
+def test_only_a_line_that_was_cut_says_so(tmp_path, parts, more):
+    size = output.LINE_BYTES // parts
+    text, _ = shown(tmp_path, *[b"x" * size] * parts, b"x" * more + b"\n", b"\rshort\n", b"y")
+    lines = text.splitlines()
+    assert ("left out" in lines[0]) == bool(more)
+    assert lines[1:] == ["[3] short", "[3] y"]
 
 
 def test_what_runs_ahead_is_left_out_and_a_line_says_how_much(tmp_path, monkeypatch):
