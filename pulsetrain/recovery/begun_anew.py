@@ -69,14 +69,18 @@ def _tell(job: JobState, left: LeftBehind, loop: Loop) -> None:
 
 
 def _is_another_run(job: JobState, recovery: Recovery) -> bool:
-    """Whether nobody of the world that failed is here: who has started all agents anew began a run."""
-    here = [node.agent for node in job.members.active()]
-    return bool(recovery.from_agents) and not any(
-        agent.is_same(before) for agent in here for before in recovery.from_agents
+    """Whether no agent that was there at the fault is here: who has started all of them anew began a run.
+
+    Nobody begins one with declared standbys alone.
+    """
+    here = [node for node in job.members.active() if not node.hello.standby]
+    return bool(here and recovery.from_agents) and not any(
+        node.agent.is_same(before) for node in job.members.active() for before in recovery.from_agents
     )
 
 
 def _has_failed(recovery: Recovery) -> bool:
-    """Whether the job was stopped by a failure, and neither by a person nor for another size or a pool."""
+    """Whether the job was stopped by a failure or a pool, and neither by a person nor for another size."""
     fault = recovery.fault
-    return fault.event in FAILURES and fault.actor == "controller" and not recovery.lose_progress
+    failed = fault.event in FAILURES and fault.actor == "controller"
+    return (failed or recovery.by_pool) and not recovery.lose_progress

@@ -32,6 +32,8 @@ class Observation(Protocol):
     def evidence(self) -> Mapping[str, object]: ...
 
 
+POOL = "pool"
+"""the actor of what the pool asks for"""
 USERS_SHARE = 0.7
 """From which share of the blame on a crash the user's own code is at fault. The rule `user_exception` of
 log_rules.toml (TypeError, KeyError and others) gives it 0.85, an illegal memory access 0.6 at most."""
@@ -134,7 +136,7 @@ def resized(reason: str, attempt: int, now_ns: int) -> Fault:
 
 def shared(reason: str, attempt: int, now_ns: int) -> Fault:
     """The job stops to go on with the nodes that the pool gives it."""
-    return replace(grown(reason, attempt, now_ns), cause="share", actor="pool")
+    return replace(grown(reason, attempt, now_ns), cause="share", actor=POOL)
 
 
 def updated(reason: str, actor: str, attempt: int, now_ns: int) -> Fault:

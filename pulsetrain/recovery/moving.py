@@ -28,8 +28,7 @@ from pulsetrain.recovery.saves import (
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import PREEMPTED, TERMINAL, Event, Phase
 
-POOL = "pool"
-"""the actor of what the pool asks for"""
+POOL = faults.POOL
 SHARE = "waits for its share of the pool"
 
 
@@ -417,6 +416,11 @@ def _hand_over(job: JobState, move: Move, request: MoveRequest) -> None:
     kept_moves.keep(job, move, stopped_ns=job.now_ns())
 
 
+def _has_stopped(move: Move | None) -> bool:
+    """Whether the pool has stopped the job by itself. Of one that a person handed over it only says when."""
+    return move is not None and move.request.actor == POOL and move.request.reason != SHARE
+
+
 def _resume(job: JobState, request: MoveRequest, loop: Loop) -> None:
     """Let a pre-empted job go on, or take back what was not carried out yet.
 
@@ -443,6 +447,8 @@ def _resume(job: JobState, request: MoveRequest, loop: Loop) -> None:
         fault=fault,
         from_step=move.from_step if move else -1,
         from_nodes=resume_nodes.world_before(job),
+        from_agents=resume_nodes.agents_before(job),
+        by_pool=request.actor == POOL and _has_stopped(move),
         began_s=job.services.clock.monotonic_s(),
     )
     job.recovery.image, job.recovery.lose_progress = image, request.lose_progress

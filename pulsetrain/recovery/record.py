@@ -80,9 +80,10 @@ class _Resumed:
 class Recovery:
     """Collects the moments of one recovery, all in UTC nanoseconds.
 
-    `from_step` is the newest step before the fault, `from_nodes` are the nodes of the world then and
-    `from_agents` their agents, and `image` the processes that are to be restored. `lose_progress`: where they
-    cannot be, the job may begin anew. `restart_counted`: it was counted as one of the restarts that the job
+    `from_step` is the newest step before the fault, `from_nodes` are the nodes of the world then,
+    `from_agents` their agents and those of standbys, and `image` the processes that are to be restored.
+    `lose_progress`: where they cannot be, the job may begin anew. `by_pool`: no person has stopped it, but
+    the pool. `restart_counted`: it was counted as one of the restarts that the job
     may use. `loss_counted` names the node that was counted as lost. `node_counted`: it was, as a fault of its
     node. `users_own`: an exception of the user's own code ended the first rank. `launch_at_s`: not launched
     before that, in monotonic seconds. `none_kept`: why no process of a rank was kept, "" where those could be
@@ -114,6 +115,7 @@ class Recovery:
     parked: dict[str, int] = field(default_factory=dict)
     image: Image | None = None
     lose_progress: bool = False
+    by_pool: bool = False
     rolled_back: bool = False
     unexplained: bool = False
     replayed: bool = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pulsetrain.recovery import standby_care
+from pulsetrain.recovery.agent_process import AgentProcess
 from pulsetrain.recovery.move_request import Image, Move, MoveRequest
 from pulsetrain.recovery.nodes import Node, NodeState
 from pulsetrain.recovery.state import JobState
@@ -73,6 +74,12 @@ def world_before(job: JobState) -> tuple[str, ...]:
     if job.members.world:
         return tuple(member.node for member in job.members.world)
     return tuple(job.members.before.nodes) if job.members.before is not None else ()
+
+
+def agents_before(job: JobState) -> tuple[AgentProcess, ...]:
+    """The agents of the newest attempt when it was launched. Those of its nodes may be others by now."""
+    world = job.services.memory.recall(job.name).world
+    return tuple(agent for _, agent in world.agents()) if world is not None else ()
 
 
 def waiting_image(job: JobState, move: Move | None) -> Image | None:

@@ -324,7 +324,8 @@ class JobState:
             fault=fault,
             from_step=self.last_step,
             from_nodes=world,
-            from_agents=tuple(node.agent for node in self.members.world_nodes()),
+            from_agents=self._agents(),
+            by_pool=fault.actor == faults.POOL,
             hung=self.hangs.pending is not None,
             step_s=self.rate.step_s,
             began_s=self.services.clock.monotonic_s(),
@@ -337,6 +338,10 @@ class JobState:
             self.restarts.forget_idle()
         self._count_idle(fault, 1)
         self.keep_restarts()
+
+    def _agents(self) -> tuple[AgentProcess, ...]:
+        """The agents of the world, lost ones included, and of the nodes that stand by."""
+        return tuple(node.agent for node in (*self.members.world_nodes(), *self.members.reserves()))
 
     def blame(self, fault: Fault) -> None:
         """A lost node explains why the job stops better than what it was put down to so far."""

@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
+from pulsetrain.protocol.messages import Start
 from pulsetrain.recovery import faults
+from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.transitions import Phase
 from tests.recovery.fakes import Fleet
@@ -118,7 +120,6 @@ def test_a_job_of_which_a_node_has_not_said_what_it_read_goes_on():
     "fault",
     [
         lambda now_ns: faults.grown("1 of 2 nodes", 0, now_ns),
-        lambda now_ns: faults.shared("premium job p needs devices", 0, now_ns),
         lambda now_ns: faults.updated("a fix", "ann", 0, now_ns),
     ],
 )
@@ -212,5 +213,79 @@ def test_a_run_that_takes_the_place_of_one_that_vanished_is_not_ended():
         await goes_on(fleet, 3)
         assert fleet.job.phase is Phase.RUNNING
         assert not fleet.journal.last("began_anew")["detail"]["ended"]
+
+    run(scenario)
+
+
+def test_a_standby_that_takes_the_place_of_the_only_node_is_no_other_run():
+    async def scenario():
+        fleet = Fleet("a", nnodes=1, takes_run=True)
+        await fleet.form()
+        await fleet.write_own_checkpoints()
+        fleet.agents["b"] = fleet.join("b", takes_run=True)
+        fleet.agents["a"].drop()
+        await fleet.settle(5.0)
+        await fleet.settle(1.0)
+        await fleet.wait_for_launch()
+        await fleet.settle(0.25)
+        await goes_on(fleet, 3)
+        assert fleet.of("b", Start)
+        assert fleet.job.phase is Phase.FAILED
+
+    run(scenario)
+
+
+def test_a_declared_standby_that_comes_after_the_only_node_is_lost_is_no_other_run():
+    async def scenario():
+        fleet = Fleet("a", nnodes=1, takes_run=True)
+        await fleet.form()
+        await fleet.write_own_checkpoints()
+        fleet.agents["a"].drop()
+        await fleet.settle(40.0)
+        await fleet.settle(1.0)
+        assert fleet.job.phase is Phase.WAITING
+        fleet.agents["b"] = fleet.join("b", takes_run=True, standby=True)
+        await fleet.settle(2.0)
+        await fleet.wait_for_launch()
+        await fleet.settle(0.25)
+        await goes_on(fleet, 3)
+        assert fleet.job.phase is Phase.FAILED
+
+    run(scenario)
+
+
+def test_a_job_that_a_pool_has_stopped_is_ended_since_nobody_wanted_it_to_begin_anew():
+    async def scenario():
+        fleet = await job_with_a_checkpoint()
+        job = fleet.controller.jobs["j"]
+        job._loop.report(faults.shared("premium job p needs devices", 0, job._state.now_ns()))
+        await fleet.wait_for_launch()
+        await fleet.settle(0.25)
+        await goes_on(fleet, 3)
+        assert fleet.job.phase is Phase.FAILED
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("resumed_by", "lose_progress", "ends"),
+    [("pool", False, True), ("pool", True, False), ("ann", False, False)],
+)
+def test_a_job_that_a_pool_has_preempted_is_ended_unless_a_person_let_it_go_on(
+    resumed_by, lose_progress, ends
+):
+    async def scenario():
+        fleet = await job_with_a_checkpoint()
+        stop = MoveRequest(what="preempt", reason="p needs devices", actor=faults.POOL, wait_s=0.0)
+        go_on = MoveRequest(
+            what="resume", reason="p is done", actor=resumed_by, wait_s=0.0, lose_progress=lose_progress
+        )
+        fleet.controller.move("j", stop)
+        await fleet.settle(1.0)
+        assert fleet.job.phase is Phase.PREEMPTED
+        fleet.controller.move("j", go_on)
+        await fleet.settle(1.0)
+        await goes_on(fleet, 3)
+        assert fleet.job.phase is (Phase.FAILED if ends else Phase.RUNNING)
 
     run(scenario)
