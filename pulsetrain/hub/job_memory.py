@@ -24,6 +24,7 @@ from pulsetrain.recovery.memory import (
     ReplacementMemory,
     RestartMemory,
     SizeMemory,
+    StopMemory,
     TimeMemory,
     UpdateMemory,
     WorldMemory,
@@ -36,7 +37,7 @@ T = TypeVar("T")
 JOBS = "jobs/"
 EVICTIONS, NODES, PREEMPTION, PAUSES = "evictions", "nodes/", "preemption", "pauses"
 RESTARTS, WORLD, REPLACEMENTS, SIZE, TIME = "restarts", "world", "replacements", "size", "time"
-UPDATE, HANGS = "update", "hangs"
+UPDATE, HANGS, STOP = "update", "hangs", "stop"
 ENDED, EXIT_CODES = "ended", "exit_codes"
 ENDED_JOBS = 500  # that much is kept of so many jobs that are over
 IDLE_S = 30.0
@@ -45,9 +46,9 @@ STORED_S = 2.0  # an eviction waits for so long, then it goes on without its mem
 
 class KeptMemory:
     """A `Memory` with the keys ``evictions``, ``nodes/NODE``, ``preemption``, ``pauses``, ``restarts``,
-    ``world``, ``replacements``, ``size``, ``time``, ``update`` and ``hangs`` below ``jobs/JOB/``. The values
-    are JSON. ``ended`` has the newest attempts of jobs that are over: a new job of that name counts on from
-    there if the store cannot be asked. ``exit_codes`` has what their agents ended with.
+    ``world``, ``replacements``, ``size``, ``time``, ``update``, ``hangs`` and ``stop`` below ``jobs/JOB/``.
+    The values are JSON. ``ended`` has the newest attempts of jobs that are over: a new job of that name
+    counts on from there if the store cannot be asked. ``exit_codes`` has what their agents ended with.
 
     `load` reads the store. `turn` writes and belongs to the supervisor of loops. A write that fails is tried
     again. Every write has the conditions `fence()`, and comes after all writes before it. Where they do not
@@ -112,6 +113,7 @@ class KeptMemory:
                 time=self._value(TimeMemory, prefix + TIME),
                 update=self._value(UpdateMemory, prefix + UPDATE),
                 hangs=self._value(HangMemory, prefix + HANGS),
+                stop=self._value(StopMemory, prefix + STOP),
             )
         except (ValueError, TypeError, AttributeError) as error:
             raise CorruptData(f"what is kept of job {job!r} cannot be read: {error}") from error
@@ -171,6 +173,11 @@ class KeptMemory:
         """See `Memory.update`."""
         text = json.dumps(asdict(memory), ensure_ascii=False) if memory is not None else None
         self._note(_prefix(job) + UPDATE, text)
+
+    def stop(self, job: str, memory: StopMemory | None) -> None:
+        """See `Memory.stop`."""
+        text = json.dumps(asdict(memory), ensure_ascii=False) if memory is not None else None
+        self._note(_prefix(job) + STOP, text)
 
     def forget(self, job: str, exit_code: int) -> None:
         """See `Memory.forget`."""

@@ -7,8 +7,10 @@ which restarts nothing by default, the job would have ended and the file would b
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
+from pulsetrain.recovery.memory import StopMemory
 from pulsetrain.recovery.record import Recovery
 from pulsetrain.recovery.state import JobState, LeftBehind
 from pulsetrain.recovery.transitions import Event, Phase
@@ -25,19 +27,48 @@ class Loop(Protocol):
     def post(self, event: Event) -> None: ...
 
 
+def keep(job: JobState) -> None:
+    """The job has stopped, or is launched after that. Keep what its script has saved by itself so far.
+
+    A new hub does not learn from ranks what those of earlier attempts have saved.
+    """
+    number, recovery, known = job.attempt.number + 1, job.recovery, job.stop
+    own = job.own_checkpoints.newest_before(number)
+    if recovery is None:  # an earlier hub has kept it
+        return
+    if own is not None:
+        gap = job.own_checkpoints.shortest_gap(number)
+        known = StopMemory(path=own.path, step=own.step, attempt=own.attempt, gap=gap)
+    if known is not None:
+        known = replace(
+            known,
+            reason=recovery.fault.reason,
+            wanted=not _has_failed(recovery),
+            pids=[agent.pid for agent in recovery.from_agents],
+            agent_ids=[agent.id for agent in recovery.from_agents],
+            begun=-1,
+        )
+    job.keep_stop(known)
+
+
 def look(job: JobState, loop: Loop) -> None:
     """Say that the job has begun anew, and end it where nobody can have wanted that."""
     left = job.left_behind
-    if left is None:
-        return
+    if left is None or (job.phase is Phase.STARTING and job.attempt.number == left.attempt):
+        return  # all ranks may have stepped a moment before the launch counts as answered
     if job.phase is not Phase.RUNNING or job.attempt.number != left.attempt:
         job.left_behind = None
     elif (step := _step_read(job)) >= 0:
-        job.left_behind = None
+        _forget(job)
         job.own_checkpoints.started(left.attempt, step)
     elif _is_over(job, left):
-        job.left_behind = None
-        _tell(job, left, loop)
+        _forget(job)
+        _tell(job, left.stop, loop)
+
+
+def _forget(job: JobState) -> None:
+    job.left_behind = None
+    job.keep_stop(None)
 
 
 def _step_read(job: JobState) -> int:
@@ -47,36 +78,37 @@ def _step_read(job: JobState) -> int:
 
 def _is_over(job: JobState, left: LeftBehind) -> bool:
     """Whether the script has had its time to read. That ends half-way to its first save at the latest."""
-    own, number = job.own_checkpoints, left.attempt
+    number = left.attempt
     done = 1 + max((rank.last_step for rank in job.members.statuses(number)), default=-1)
-    if own.begun_step(number) >= 0 or 2 * done >= own.shortest_gap(number):
+    if job.own_checkpoints.begun_step(number) >= 0 or 2 * done >= left.stop.gap:
         return True
     return done >= GRACE_STEPS and job.services.clock.monotonic_s() - left.since_s >= GRACE_S
 
 
-def _tell(job: JobState, left: LeftBehind, loop: Loop) -> None:
-    own, hellos = left.own, [node.hello for node in job.members.active()]
-    wanted = any(hello.may_begin_anew for hello in hellos) or not _has_failed(left.recovery)
-    wanted = wanted or _is_another_run(job, left.recovery)
+def _tell(job: JobState, stop: StopMemory, loop: Loop) -> None:
+    hellos = [node.hello for node in job.members.active()]
+    wanted = stop.wanted or any(hello.may_begin_anew for hello in hellos) or _is_another_run(job, stop)
     tells = all(hello.takes_run for hello in hellos)  # older agents do not say what is wanted
     ends = tells and not wanted and not job.services.policy.observe_only
-    job.write("began_anew", {"path": own.path, "step": own.step, "attempt": own.attempt, "ended": ends})
+    job.write("began_anew", {"path": stop.path, "step": stop.step, "attempt": stop.attempt, "ended": ends})
     if ends:
-        why = f"training began anew and was ended, so that {own.path} of step {own.step} is not written over"
-        job.failure = f"{job.history[-1]['reason']}; {why}: {ADVICE}"
+        why = (
+            f"training began anew and was ended, so that {stop.path} of step {stop.step} is not written over"
+        )
+        job.failure = f"{stop.reason}; {why}: {ADVICE}"
         job.ends_at_once = True  # a script that saves at a signal would write over it
         loop.post(Event.EXHAUSTED)
 
 
-def _is_another_run(job: JobState, recovery: Recovery) -> bool:
-    """Whether no agent that was there at the fault is here: who has started all of them anew began a run.
+def _is_another_run(job: JobState, stop: StopMemory) -> bool:
+    """Whether no agent that was there at the stop is here: who has started all of them anew began a run.
 
     Nobody begins one with declared standbys alone.
     """
-    here = [node for node in job.members.active() if not node.hello.standby]
-    return bool(here and recovery.from_agents) and not any(
-        node.agent.is_same(before) for node in job.members.active() for before in recovery.from_agents
-    )
+    active, before = job.members.active(), stop.agents()
+    if not before or all(node.hello.standby for node in active):
+        return False
+    return not any(node.agent.is_same(agent) for node in active for agent in before)
 
 
 def _has_failed(recovery: Recovery) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import structlog
 
-from pulsetrain.recovery import actions, left_alone, restart_cost, scheduling
+from pulsetrain.recovery import actions, begun_anew, left_alone, restart_cost, scheduling
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.snapshot import snapshot
 from pulsetrain.recovery.state import JobState
@@ -93,6 +93,7 @@ class JobLoop:
         log.info("transition", job=state.name, phase=state.phase, job_event=event, to=transition.phase)
         if event in FAULTS and fault is not None:
             state.begin_recovery(fault)
+            begun_anew.keep(state)
         state.enter(transition.phase)
         self._todo = deque(transition.actions)
 

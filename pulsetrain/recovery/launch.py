@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from pulsetrain.protocol.messages import Reply, Start, WorldNode
 from pulsetrain.recovery import (
+    begun_anew,
     device_resizing,
     elasticity,
     faults,
@@ -34,6 +35,7 @@ async def launch(job: JobState) -> Event | Fault:
     """Start an attempt from the newest step that all ranks can reach. `STARTED`, or why it failed."""
     restored = await images.restore(job)
     if restored is not None:
+        job.keep_stop(None)
         return restored
     members = job.members
     newest = max(job.attempt.number, members.stored_attempt())  # files of no two attempts may have one name
@@ -58,6 +60,10 @@ async def launch(job: JobState) -> Event | Fault:
     job.write("attempt_started", detail)
     if plan.abandoned:
         job.write("restore_abandoned", {"step": plan.step})
+    if plan.step < 0:
+        begun_anew.keep(job)
+    else:
+        job.keep_stop(None)
     job.keep_world()
     if job.move is None or job.move.request.what != "preempt":
         job.services.memory.preemption(job.name, None)  # also where a node was lost since the resume

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, repeat
+from itertools import chain, repeat, starmap
 from typing import Protocol
 
 from pulsetrain.recovery.agent_process import AgentProcess
@@ -154,6 +154,30 @@ class HangMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StopMemory:
+    """What the script had saved by itself when the job stopped: `path`, of `step` and `attempt`.
+
+    Two of its saves had `gap` steps between them at least. `reason` is why the job stopped, and `wanted`
+    whether somebody may have wanted it to begin anew. `pids` and `agent_ids` are those of all agents that
+    were there. `begun` is the attempt that was seen to begin anew, -1 for none.
+    """
+
+    path: str
+    step: int
+    attempt: int
+    gap: int
+    reason: str = ""
+    wanted: bool = True
+    pids: Sequence[int] = ()
+    agent_ids: Sequence[str] = ()
+    begun: int = -1
+
+    def agents(self) -> list[AgentProcess]:
+        """The processes of these agents."""
+        return list(starmap(AgentProcess, zip(self.pids, self.agent_ids, strict=False)))
+
+
+@dataclass(frozen=True, kw_only=True)
 class EndedRun:
     """A run of a job that is over. `attempt` is its newest, -1 where none is known. `exit_code` is what its
     agents ended with, 1 where that is not known."""
@@ -178,6 +202,7 @@ class JobMemory:
     time: TimeMemory | None = None
     update: UpdateMemory | None = None
     hangs: HangMemory | None = None
+    stop: StopMemory | None = None
 
 
 class Memory(Protocol):
@@ -233,6 +258,10 @@ class Memory(Protocol):
 
     def update(self, job: str, memory: UpdateMemory | None) -> None:
         """How the program of the job was changed, or with None that it was not."""
+        ...
+
+    def stop(self, job: str, memory: StopMemory | None) -> None:
+        """The job has stopped, or with None it is known how its script went on."""
         ...
 
     def forget(self, job: str, exit_code: int) -> None:

@@ -21,11 +21,11 @@ from pulsetrain.recovery.instrumentation import Instrumentation
 from pulsetrain.recovery.journal import Journal
 from pulsetrain.recovery.link_suspicion import LinkSuspicions
 from pulsetrain.recovery.membership import Membership
-from pulsetrain.recovery.memory import Memory, NodeMemory, SizeMemory, WorldMemory
+from pulsetrain.recovery.memory import Memory, NodeMemory, SizeMemory, StopMemory, WorldMemory
 from pulsetrain.recovery.move_request import Move
 from pulsetrain.recovery.new_share import NewShare
 from pulsetrain.recovery.nodes import Node, NodeState
-from pulsetrain.recovery.own_checkpoints import JobCheckpoint, OwnCheckpoints
+from pulsetrain.recovery.own_checkpoints import OwnCheckpoints
 from pulsetrain.recovery.policy import EvictionBudget, Policy
 from pulsetrain.recovery.pool.config import PoolConfig
 from pulsetrain.recovery.record import Fault, Recovery, RecoveryDetail
@@ -84,13 +84,12 @@ class Services:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftBehind:
-    """A checkpoint of the script's own beside which an attempt has begun anew, after this recovery.
+    """A checkpoint of the script's own beside which an attempt has begun anew, after this stop.
 
     Unless it still reads one: `since_s` is when all its ranks had stepped.
     """
 
-    own: JobCheckpoint
-    recovery: Recovery
+    stop: StopMemory
     attempt: int
     since_s: float
 
@@ -132,6 +131,7 @@ class JobState:
         self.arithmetic = ArithmeticSuspicions()
         self.own_checkpoints = OwnCheckpoints()
         self.ends_at_once = False  # its ranks get no time to save
+        self.stop: StopMemory | None = None  # until it is known how the script went on after it
         self.left_behind: LeftBehind | None = None  # what the attempt which has just begun ignores
         self.instrumentation = Instrumentation()
         self.rate = StepRate()
@@ -166,6 +166,7 @@ class JobState:
             cap, sizes = memory.size.cap, self.resizing.sizes
             self.resizing.cap = cap if sizes.fit(cap) == cap else 0  # this run may have other sizes
             self.resizing.devices = memory.size.devices
+        self.stop = memory.stop
         if memory.hangs is not None:
             self.hangs.recall(memory.hangs)
         if memory.time is not None:
@@ -226,6 +227,12 @@ class JobState:
     def keep_hangs(self) -> None:
         """A new hub must know that a person wants the job to be left alone, and which hangs came again."""
         self.services.memory.hangs(self.name, self.hangs.kept())
+
+    def keep_stop(self, stop: StopMemory | None) -> None:
+        """A new hub must know beside which checkpoint the script may begin anew."""
+        if stop != self.stop:
+            self.stop = stop
+            self.services.memory.stop(self.name, stop)
 
     def keep_size(self) -> None:
         """A new hub must know which size a person wants."""
@@ -415,6 +422,7 @@ class JobState:
 
     def _end_recovery(self) -> None:
         if self.recovery is None:
+            self._look_back()
             return
         reports = self.attempt.first_steps.values()
         detail = self.recovery.finish(
@@ -424,13 +432,13 @@ class JobState:
             ranks=self.members.world_size,
             nodes=[member.node for member in self.members.world],
         )
-        begun_by, self.recovery = self.recovery, None
+        self.recovery = None
         self._redone_at = max(self._redone_at, detail["from_step"])
-        self._note_resumption(begun_by, detail)
+        self._note_resumption(detail)
         self.history.append(detail)
         self.write("recovery", detail, node=detail["node"], rank=detail["rank"])
 
-    def _note_resumption(self, begun_by: Recovery, detail: RecoveryDetail) -> None:
+    def _note_resumption(self, detail: RecoveryDetail) -> None:
         """Note whether the script went on from a checkpoint of its own, as far as that is known.
 
         A node of which only some ranks step does not say it. Nor does a script that has read a file which
@@ -438,14 +446,37 @@ class JobState:
         """
         number, step, path = self.attempt.number, detail["resumed_step"], detail["resumed_path"]
         step = max([step, *(rank.resumed_step for rank in self.members.statuses(number))])
-        all_said = self.attempt.all_stepped(member.node for member in self.members.world)
-        if step < 0 and (path or not all_said):
+        known = step >= 0 or (not path and self._all_said())
+        if step < 0 and known and self.own_checkpoints.newest_before(number) is not None:
+            self._begins_anew()
+        else:
+            self.keep_stop(None)
+        if known:
+            self.own_checkpoints.started(number, step, by_script=detail["resumed_by"] == "script")
+
+    def _all_said(self) -> bool:
+        """Whether every node has said what its script read before its first step."""
+        return self.attempt.all_stepped(member.node for member in self.members.world)
+
+    def _look_back(self) -> None:
+        """The same where an earlier hub began the recovery, and may have seen already how it went on."""
+        if self.stop is None:
             return
-        own = self.own_checkpoints.newest_before(number)
-        if step < 0 and own is not None:
+        reports, ranks = self.attempt.first_steps.values(), self.members.statuses(self.attempt.number)
+        read = any(r.resumed_step >= 0 or r.resumed_path for r in reports)
+        read = read or any(rank.resumed_step >= 0 for rank in ranks)
+        if not read and (self._all_said() or self.stop.begun == self.attempt.number):
+            self._begins_anew()
+        else:
+            self.keep_stop(None)
+
+    def _begins_anew(self) -> None:
+        """The script has read nothing so far, though it had saved something before the stop."""
+        if self.stop is not None:
+            number = self.attempt.number
+            self.keep_stop(replace(self.stop, begun=number))
             now_s = self.services.clock.monotonic_s()
-            self.left_behind = LeftBehind(own=own, recovery=begun_by, attempt=number, since_s=now_s)
-        self.own_checkpoints.started(number, step, by_script=detail["resumed_by"] == "script")
+            self.left_behind = LeftBehind(stop=self.stop, attempt=number, since_s=now_s)
 
     def note_first_step(self) -> None:
         """Once the launch was answered and every node has stepped, the attempt is under way.

@@ -19,6 +19,7 @@ from pulsetrain.recovery.memory import (
     ReplacementMemory,
     RestartMemory,
     SizeMemory,
+    StopMemory,
     TimeMemory,
     UpdateMemory,
     WorldMemory,
@@ -34,6 +35,7 @@ ASKED = ReplacementMemory(pending_ns=[9], hour_ns=[5, 9], open_ns=[[1, 9]])
 TIME = TimeMemory(began_ns=3, use="train", since_ns=9, old_ns={"start": 1}, stretches=[["train", 4, 9]])
 PROGRAM = {"number": 3, "argv": ["train.py", "--name", "träin"], "environment": {"K": "1"}}
 UPDATE = UpdateMemory(number=3, in_force=PROGRAM)
+STOPPED = StopMemory(path="/träin.pt", step=9, attempt=0, gap=5, pids=[7], agent_ids=["x"])
 HELD = HangMemory(
     hold_until_ns=9,
     actor="ann",
@@ -76,6 +78,7 @@ def test_a_new_hub_recalls_what_was_noted_of_each_job(store):
         memory.time("team/j", TIME)
         memory.update("team/j", UPDATE)
         memory.hangs("team/j", HELD)
+        memory.stop("team/j", STOPPED)
         await memory.turn()
         memory.node("team/j", "c", None)
         memory.node("team/j", "e", None)
@@ -94,6 +97,7 @@ def test_a_new_hub_recalls_what_was_noted_of_each_job(store):
         time=TIME,
         update=UPDATE,
         hangs=HELD,
+        stop=STOPPED,
     )
     assert again.recall("team").nodes == {"d": CORDONED}
     assert again.recall("other") == NOTHING

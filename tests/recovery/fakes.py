@@ -114,6 +114,9 @@ class FakeMemory:
     def update(self, job, memory):
         self.values[job, "update"] = memory
 
+    def stop(self, job, memory):
+        self.values[job, "stop"] = memory
+
     def evictions(self, job, times_ns):
         self.times_ns[job] = times_ns
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pulsetrain.protocol.messages import Start
+from pulsetrain.protocol.messages import FirstStep, Start, Stop
 from pulsetrain.recovery import faults
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.policy import Policy
@@ -287,5 +287,119 @@ def test_a_job_that_a_pool_has_preempted_is_ended_unless_a_person_let_it_go_on(
         await fleet.settle(1.0)
         await goes_on(fleet, 3)
         assert fleet.job.phase is (Phase.FAILED if ends else Phase.RUNNING)
+
+    run(scenario)
+
+
+def under_a_new_hub(before, *, attempt=1, **agent):
+    """The agents of this fleet report to a hub that has what the one before has kept."""
+    after = Fleet("", memory=before.memory)
+    after.clock.now_s = before.clock.now_s + 2.0
+    for rank, name in enumerate("ab"):
+        of = {"takes_run": True, "attempt": attempt, "node_rank": rank, "world_nodes": 2, **agent}
+        joined = after.agents[name] = after.join(name, **of)
+        joined.attempt, joined.steps = max(attempt, 0), {2 * rank: -1, 2 * rank + 1: -1}
+        joined.send_heartbeat()
+    return after
+
+
+def first_steps(fleet, **read):
+    for name, agent in fleet.agents.items():
+        agent.complete(0)
+        report = FirstStep(node=name, ts_ns=0, attempt=agent.attempt, step=0, stages_ns={}, **read)
+        fleet.controller.received(agent.node, report)
+
+
+async def fails_without_a_step(**agent):
+    fleet = await job_with_a_checkpoint(**agent)
+    for each in fleet.agents.values():
+        each.stepless = True
+    await fails_and_steps(fleet)
+    assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 1)
+    return fleet
+
+
+@pytest.mark.parametrize(
+    ("read", "phase"),
+    [
+        ({}, Phase.FAILED),
+        ({"resumed_step": 9}, Phase.RUNNING),
+        ({"resumed_path": "/scratch/copy.pt"}, Phase.RUNNING),
+    ],
+)
+def test_a_hub_that_is_started_anew_before_the_first_step_still_knows_of_the_checkpoint(read, phase):
+    async def scenario():
+        fleet = under_a_new_hub(await fails_without_a_step())
+        await fleet.settle(1.0)
+        first_steps(fleet, **read)
+        await goes_on(fleet, 3)
+        assert fleet.job.phase is phase
+        assert ("/c/ckpt.pt of step 9" in fleet.job.failure) is (phase is Phase.FAILED)
+
+    run(scenario)
+
+
+def test_a_hub_that_is_started_anew_while_the_job_stands_still_knows_of_the_checkpoint():
+    async def scenario():
+        before = await job_with_a_checkpoint()
+        before.agents["a"].mute = before.agents["b"].mute = (Stop,)
+        before.agents["b"].rank_exits(3, 1)
+        await before.settle(0.25)
+        assert before.job.phase is Phase.SUSPENDING
+        fleet = under_a_new_hub(before, attempt=-1)
+        await fleet.settle(1.0)
+        await fleet.settle(1.0)
+        assert fleet.of("a", Start)
+        await goes_on(fleet, 3)
+        assert fleet.job.phase is Phase.FAILED
+
+    run(scenario)
+
+
+def test_a_hub_that_is_started_anew_after_the_first_step_gives_the_script_its_time_to_read():
+    async def scenario():
+        before = await job_with_a_checkpoint()
+        before.controller.jobs["j"]._state.own_checkpoints.shortest_gap = lambda attempt: 1000
+        await fails_and_steps(before)
+        fleet = under_a_new_hub(before)
+        await goes_on(fleet, 25, 1.0)
+        await goes_on(fleet, 26)
+        assert fleet.job.phase is Phase.RUNNING
+        for step in range(30, 40):
+            await goes_on(fleet, step, 7.0)
+        assert fleet.job.phase is Phase.FAILED
+
+    run(scenario)
+
+
+def test_a_new_hub_does_not_end_a_run_whose_agents_were_all_started_anew():
+    async def scenario():
+        before = await fails_without_a_step()
+        fleet = under_a_new_hub(before, attempt=-1, pid=999)
+        await fleet.settle(1.0)
+        await fleet.settle(20.0)
+        assert fleet.of("a", Start)
+        await goes_on(fleet, 3)
+        assert fleet.job.phase is Phase.RUNNING
+
+    run(scenario)
+
+
+def test_it_is_ended_also_where_all_ranks_step_a_moment_before_the_launch_counts_as_answered():
+    async def scenario():
+        fleet = await job_with_a_checkpoint()
+        state = fleet.controller.jobs["j"]._state
+        enter, seen = state.enter, []
+
+        def looks_before_it_runs(phase):
+            if phase is Phase.RUNNING:
+                seen.append(state.left_behind is not None)
+                fleet.controller.tick()
+            enter(phase)
+
+        state.enter = looks_before_it_runs
+        await fails(fleet)
+        assert seen == [True]
+        assert fleet.job.phase is Phase.FAILED
 
     run(scenario)
