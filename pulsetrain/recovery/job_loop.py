@@ -19,6 +19,8 @@ log = structlog.get_logger()
 
 IDLE_S = 1.0  # longest time that a turn waits for an event
 ENDED_S = 10.0
+_OF_A_LAUNCH = (Event.STARTED, Event.START_FAILED, Event.ALL_DONE)
+"""These do not end a launch: they come of it, or all its work is done."""
 
 
 class JobLoop:
@@ -37,8 +39,12 @@ class JobLoop:
             await asyncio.wait_for(self._ended.wait(), ENDED_S)
 
     def post(self, event: Event, fault: Fault | None = None) -> None:
-        """Queue an event."""
+        """Queue an event. One that ends the present launch does not wait for it: nodes may load for hours."""
         self._events.put_nowait((event, fault))
+        if self._state.phase is not Phase.STARTING or step(Phase.STARTING, event) is None:
+            return
+        if event not in _OF_A_LAUNCH and self._is_due(event, fault):
+            self._state.attempt.overtaken.set()
 
     def report(self, fault: Fault) -> None:
         """A fault of the present attempt. In observe-only mode it is written down instead of acted on."""
@@ -65,6 +71,7 @@ class JobLoop:
             try:
                 event, fault = await asyncio.wait_for(self._events.get(), IDLE_S)
             except TimeoutError:
+                self._launch_anew()
                 return 0.0
             self._apply(event, fault)
         self._retrying = True
@@ -78,14 +85,18 @@ class JobLoop:
             return None
         return 0.0
 
+    def _launch_anew(self) -> None:
+        """What ended a launch was taken back before its turn came, as a pre-emption may be."""
+        attempt = self._state.attempt
+        if self._state.phase is Phase.STARTING and attempt.overtaken.is_set() and not attempt.launched:
+            self._todo = deque([Action.LAUNCH])
+
     def _apply(self, event: Event, fault: Fault | None) -> None:
         state = self._state
-        if fault is not None and state.to_evict.get(fault.node) is fault:
+        if not self._is_due(event, fault):
+            return
+        if fault is not None and self._is_wanted(fault):
             fault = replace(fault, attempt=state.attempt.number)  # also where another one was launched since
-        if fault is not None and fault.attempt != state.attempt.number:
-            return
-        if event is Event.PREEMPT and not _is_due(state):
-            return
         transition = step(state.phase, event)
         if transition is None:
             log.debug("event_ignored", job=state.name, phase=state.phase, job_event=event)
@@ -97,6 +108,16 @@ class JobLoop:
         state.enter(transition.phase)
         self._todo = deque(transition.actions)
 
+    def _is_wanted(self, fault: Fault) -> bool:
+        """Whether it is an eviction that a person wants, in whatever attempt."""
+        return self._state.to_evict.get(fault.node) is fault
+
+    def _is_due(self, event: Event, fault: Fault | None) -> bool:
+        """Whether it is of the present attempt."""
+        if fault is not None and not self._is_wanted(fault) and fault.attempt != self._state.attempt.number:
+            return False
+        return event is not Event.PREEMPT or _preempts(self._state)
+
     def _follow(self, outcome: actions.Outcome) -> None:
         if isinstance(outcome, Fault):
             self.report(outcome)
@@ -105,7 +126,7 @@ class JobLoop:
             self._state.note_first_step()
 
 
-def _is_due(state: JobState) -> bool:
+def _preempts(state: JobState) -> bool:
     """Whether a pre-emption still holds when its turn comes. Perhaps it was taken back.
 
     Or an attempt was launched since, whose ranks must first be brought to a stop that loses nothing.

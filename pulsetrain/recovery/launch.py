@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from pulsetrain.protocol.messages import Reply, Start, WorldNode
 from pulsetrain.recovery import (
@@ -20,6 +21,7 @@ from pulsetrain.recovery import (
     world,
 )
 from pulsetrain.recovery.attempt import Attempt
+from pulsetrain.recovery.nodes import has_answered
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.rendezvous import Rendezvous
 from pulsetrain.recovery.state import JobState
@@ -29,10 +31,15 @@ from pulsetrain.recovery.world_parts import NEEDS_WORLD, WorldParts
 PROGRAM_REFUSED = "program_refused"
 DOUBTFUL_FAILURES = 2
 """Attempts from one checkpoint that failed by themselves, after which an older one is loaded."""
+LAST_REPLIES_S = 0.5
+"""So long other nodes may still reply once one of them is gone. They may load for hours."""
 
 
-async def launch(job: JobState) -> Event | Fault:
-    """Start an attempt from the newest step that all ranks can reach. `STARTED`, or why it failed."""
+async def launch(job: JobState) -> Event | Fault | None:
+    """Start an attempt from the newest step that all ranks can reach. `STARTED`, or why it failed.
+
+    None where something else has ended it, see `Attempt.overtaken`.
+    """
     restored = await images.restore(job)
     if restored is not None:
         job.keep_stop(None)
@@ -76,12 +83,12 @@ async def launch(job: JobState) -> Event | Fault:
     if isinstance(store, Fault):
         return store
     replies = await _start_all(job, plan, store)
-    if not rendezvous.is_reached(job, store, replies):
+    if not job.attempt.overtaken.is_set() and not rendezvous.is_reached(job, store, replies):
         store = await rendezvous.on_first_node(job)
         if isinstance(store, Fault):
             return store
         replies = await _start_all(job, plan, store)
-    return _result(job, plan, replies)
+    return None if job.attempt.overtaken.is_set() else _result(job, plan, replies)
 
 
 def _plan(job: JobState) -> world.RestorePlan:
@@ -100,8 +107,29 @@ def _plan(job: JobState) -> world.RestorePlan:
 
 
 async def _start_all(job: JobState, plan: world.RestorePlan, store: Rendezvous) -> list[Reply]:
+    """What nodes reply, in the order of the world. Nobody waits for the rest once the launch is in vain."""
     parts = WorldParts(job.members.world, _holders(job, plan))
-    return await asyncio.gather(*(_start(job, member, parts, plan, store) for member in parts.whole))
+    asked = [asyncio.ensure_future(_start(job, member, parts, plan, store)) for member in parts.whole]
+    overtaken = asyncio.ensure_future(job.attempt.overtaken.wait())
+    try:
+        await _until_decided(asked, overtaken)
+        return [task.result() for task in asked if task.done()]
+    finally:
+        for task in (*asked, overtaken):
+            task.cancel()
+        await asyncio.gather(*asked, overtaken, return_exceptions=True)
+
+
+async def _until_decided(asked: Sequence[asyncio.Future[Reply]], overtaken: asyncio.Future[Any]) -> None:
+    """Wait until all have replied, one of them is gone, or the launch is overtaken."""
+    left: set[asyncio.Future[Any]] = set(asked)
+    while left and not overtaken.done():
+        done, _ = await asyncio.wait((*left, overtaken), return_when=asyncio.FIRST_COMPLETED)
+        replied = left & done
+        left -= replied
+        if left and any(not has_answered(task.result()) for task in replied):
+            await asyncio.wait((*left, overtaken), timeout=LAST_REPLIES_S)
+            return
 
 
 async def _start(

@@ -172,6 +172,9 @@ def look(job: JobState, loop: Loop) -> None:
         end_saves(job)
     elif move.request.what == "preempt" and _stands(job):
         loop.post(Event.PREEMPT)
+    elif move.request.what == "preempt" and _launches(job) and move.acted_in != job.attempt.number:
+        move.acted_in, move.saved_ns = job.attempt.number, job.now_ns()
+        loop.post(Event.PREEMPT)
     elif job.phase is Phase.RUNNING and move.acted_in != job.attempt.number:
         _look_at_running(job, move, loop)
 
@@ -181,6 +184,16 @@ def _stands(job: JobState) -> bool:
     running = any(n.usable and n.busy for n in job.members.nodes.values())
     forms = job.phase is Phase.FORMING and not running and not _awaits_nodes(job)
     return job.phase is Phase.WAITING or forms
+
+
+def _launches(job: JobState) -> bool:
+    """Whether nodes still load what the ranks begin with. That may take hours, and nothing is lost by a stop.
+
+    Not where ranks are restored from their image, which would be gone, nor where one has done a step.
+    """
+    attempt = job.attempt
+    image = attempt.image is not None or (job.recovery is not None and job.recovery.image is not None)
+    return job.phase is Phase.STARTING and not (image or attempt.launched or attempt.stepping_ns)
 
 
 def _awaits_nodes(job: JobState) -> bool:

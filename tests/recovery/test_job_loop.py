@@ -122,3 +122,32 @@ def test_an_eviction_by_a_person_holds_for_the_attempt_that_was_launched_meanwhi
     loop.report(job.to_evict["b"])
     asyncio.run(turns(loop, 1))
     assert done == [Action.SUSPEND]
+
+
+def test_a_launch_whose_end_was_taken_back_begins_once_more(done, monkeypatch):
+    monkeypatch.setattr("pulsetrain.recovery.job_loop.IDLE_S", 0.0)
+    job = running()
+    job.phase = Phase.STARTING
+    job.attempt.overtaken.set()
+    loop = JobLoop(job)
+    asyncio.run(turns(loop, 2))
+    assert done == [Action.LAUNCH]
+
+
+@pytest.mark.parametrize(
+    ("event", "fault", "ends"),
+    [
+        (Event.LEFT, None, True),
+        (Event.RANK_FAILED, crash(), True),
+        (Event.RANK_FAILED, crash(attempt=-1), False),
+        (Event.ALL_DONE, None, False),
+        (Event.PREEMPT, None, False),  # of another attempt
+        (Event.GROW, None, True),
+        (Event.QUORUM, None, False),
+    ],
+)
+def test_what_ends_a_launch_does_not_wait_for_it(event, fault, ends):
+    job = running()
+    job.phase = Phase.STARTING
+    JobLoop(job).post(event, fault)
+    assert job.attempt.overtaken.is_set() is ends

@@ -194,3 +194,45 @@ def test_nodes_outside_the_world_are_looked_for_once_and_not_for_each_node(monke
     job = job_of(Launcher("a"), Launcher("b"))
     assert asyncio.run(launch(job)) is Event.STARTED
     assert len(looked) == 1
+
+
+class Loader(Launcher):
+    """Loads for so long that it never answers."""
+
+    async def ask(self, command, timeout_s):
+        if isinstance(command, Start):
+            await asyncio.Event().wait()
+        return await super().ask(command, timeout_s)
+
+
+def test_a_launch_does_not_wait_for_those_that_load_once_a_node_is_gone():
+    job = job_of(Loader("a"), Launcher("b", error="connection closed"))
+    outcome = asyncio.run(asyncio.wait_for(launch(job), 10))
+    assert isinstance(outcome, Fault)
+    assert (outcome.event, outcome.node) == (Event.START_FAILED, "b")
+
+
+def test_a_launch_waits_for_all_where_a_node_only_says_what_it_could_not_load():
+    """What others cannot load is learned with it, so that it does not take one launch each."""
+
+    async def scenario():
+        broken = Launcher("b", start={"unrestorable": [2, 4]}, error="it is whole nowhere")
+        task = asyncio.create_task(launch(job_of(Loader("a"), broken)))
+        await asyncio.sleep(0.6)
+        waits = not task.done()
+        task.cancel()
+        return waits
+
+    assert asyncio.run(scenario())
+
+
+def test_a_launch_that_is_overtaken_leads_to_nothing():
+    async def scenario():
+        job = job_of(Loader("a"), Launcher("b"))
+        task = asyncio.create_task(launch(job))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        job.attempt.overtaken.set()
+        return await asyncio.wait_for(task, 10), job.attempt.launched
+
+    assert asyncio.run(scenario()) == (None, False)

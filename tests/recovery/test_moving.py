@@ -598,3 +598,64 @@ def test_a_migration_whose_standby_fails_its_check_leaves_the_job_where_it_is():
         assert "no standby" in job.last("migrate_dropped")["why_not"]
 
     run(scenario)
+
+
+async def loads_for_long(job):
+    """Node a has failed and was launched again. It loads, and has not answered so far."""
+    await job.train()
+    job.fleet.agents["a"].mute = (Start,)
+    job.fleet.agents["b"].stepless = True  # its ranks wait for the others
+    job.fleet.agents["a"].rank_exits(0, 1)
+    await job.fleet.wait_for_launch()
+    assert (job.phase, job.fleet.job.attempt) == (Phase.STARTING, 1)
+
+
+def test_a_job_that_loads_for_long_is_pre_empted_at_once_and_goes_on_from_the_same_step():
+    async def scenario():
+        job = Job()
+        await loads_for_long(job)
+        await job.ask()
+        await job.fleet.settle(0.5)
+        assert job.phase is Phase.PREEMPTED
+        assert isinstance(job.fleet.agents["b"].commands[-1], Stop)
+        job.fleet.agents["a"].mute = ()
+        await job.ask("resume", 1.0)
+        assert job.phase is Phase.RUNNING
+        assert job.fleet.of("b", Start)[-1].restore_step == 9
+
+    run(scenario)
+
+
+def test_a_pre_emption_of_a_job_that_loads_may_be_taken_back_at_once():
+    async def scenario():
+        job = Job()
+        await loads_for_long(job)
+        job.fleet.agents["a"].mute = ()
+        job.fleet.controller.move("j", request())
+        job.fleet.controller.move("j", request("resume"))
+        await job.fleet.settle(0.5)
+        await asyncio.sleep(1.1)  # the loop waits so long before it sees that nothing comes
+        await job.fleet.settle(0.5)
+        assert job.phase is Phase.RUNNING
+
+    run(scenario)
+
+
+def test_a_job_that_loads_for_long_is_stopped_for_a_node_that_dies_and_for_an_eviction():
+    async def scenario():
+        job = Job("abyz")
+        await loads_for_long(job)
+        job.fleet.agents["b"].drop()
+        await asyncio.sleep(0.6)  # others may reply for so long
+        await job.wait(4)
+        await asyncio.sleep(0.1)
+        await job.fleet.wait_for_launch()
+        assert job.fleet.job.attempt == 2
+        assert job.fleet.of("y", Start)
+        assert job.phase is Phase.STARTING  # node a loads once more
+        await job.fleet.controller.evict("a", "its fan", "ann")
+        await job.fleet.settle(0.5)
+        assert job.phase is Phase.RUNNING
+        assert job.fleet.of("z", Start)
+
+    run(scenario)
