@@ -63,7 +63,7 @@ def size_to_begin(job: JobState, *, quiet_s: float) -> int:
         resizing,
         Nodes(
             available=members.available(forming=forming and _awaits_nodes(job, quiet_s)),
-            checked=sum(n.cordon == standby_care.NEW for n in members.reserves()),
+            checked=sum(n.set_apart or n.cordon == standby_care.NEW for n in members.reserves()),
         ),
         waited_s=quiet_s if forming else short_s(job),
         wait_s=_wait_s(job),

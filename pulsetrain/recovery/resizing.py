@@ -8,7 +8,8 @@ from pulsetrain.protocol.messages import Hello, WorldNode
 from pulsetrain.recovery.world_sizes import WorldSizes
 
 CHECK_PATIENCE = 3.0
-"""While a node that has just joined is checked, a job waits so many times longer before it shrinks."""
+"""While a node that has just joined, or a standby for a person, is checked, a job waits so many times longer
+before it shrinks."""
 
 SOON_S = 60.0
 """A job that shrinks so soon after it grew has grown for nothing."""
@@ -112,7 +113,7 @@ class Resizing:
 
 @dataclass(frozen=True, kw_only=True)
 class Nodes:
-    """Nodes that a job could run on now, and nodes that have joined and are still checked."""
+    """Nodes that a job could run on now, and nodes that it could run on once a check is over."""
 
     available: int
     checked: int = 0

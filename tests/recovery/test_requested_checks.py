@@ -122,3 +122,25 @@ def test_a_migration_waits_for_the_standby_that_is_being_checked():
         assert [n.name for n in fleet.job.standbys()] == ["z"]
 
     run(scenario)
+
+
+def test_an_elastic_job_waits_for_its_only_standby_that_a_person_has_checked_before_it_shrinks():
+    async def scenario():
+        fleet = Fleet("abz", sizes=(1, 1))
+        await fleet.form()
+        fleet.agents["z"].mute = (SelfCheck,)
+        asked = asyncio.ensure_future(fleet.controller.check_nodes(["z"], "light", "ann"))
+        await asyncio.sleep(0)
+        await fleet.controller.evict("b", "fan", "ann")
+        await fleet.settle()
+        assert fleet.job.phase is Phase.WAITING
+        await fleet.settle(4.0)
+        assert fleet.job.phase is Phase.WAITING
+        z = fleet.agents["z"]
+        z.mute = ()
+        z.handle(next(c for c in z.commands if isinstance(c, SelfCheck)))
+        await asked
+        await fleet.settle(1.0)
+        assert (fleet.job.phase, len(fleet.job.world)) == (Phase.RUNNING, 2)
+
+    run(scenario)
