@@ -63,6 +63,7 @@ class Controller:
         self._jobs: dict[str, Job] = {}
         self._services, self._loops, self._past = services, loops, PastAttempts(last_attempt)
         self._due_s = services.clock.monotonic_s()
+        self._held_up_s = float("-inf")  # until then the hub itself was held up
 
     @property
     def jobs(self) -> Mapping[str, Job]:
@@ -170,11 +171,11 @@ class Controller:
 
     def arrived(self, node: Node) -> None:
         """A heartbeat came that is read a moment later. Its node is not silent, and its ranks may move."""
-        node.heartbeat_came(self._services.clock.monotonic_s())
+        node.heartbeat_came(*self._heard_s())
 
     def received(self, node: Node, message: Report) -> None:
         """One message of an agent."""
-        node.heard(self._services.clock.monotonic_s())
+        node.heard(*self._heard_s())
         job = self._jobs.get(node.hello.job)
         if isinstance(message, Reply):
             node.answered(message)
@@ -189,6 +190,19 @@ class Controller:
             case _:
                 log.warning("unexpected_message", node=node.name, type=type(message).__name__)
 
+    def _heard_s(self) -> tuple[float, float]:
+        """Now, and until when the hub itself was held up. A silence before that is not the node's own."""
+        now_s = self._services.clock.monotonic_s()
+        self._is_late(now_s)
+        return now_s, self._held_up_s
+
+    def _is_late(self, now_s: float) -> bool:
+        """Whether the hub is held up: the next tick is overdue."""
+        late = now_s - self._due_s > LATE_TICK_S
+        if late:
+            self._held_up_s = now_s
+        return late
+
     # -- time ---------------------------------------------------------------------------------------------
 
     async def turn(self) -> float:
@@ -199,7 +213,7 @@ class Controller:
     def tick(self) -> None:
         """Let every job look at the clock. If this call itself comes late, no node counts as silent."""
         began_s = self._services.clock.monotonic_s()
-        late = began_s - self._due_s > LATE_TICK_S
+        late = self._is_late(began_s)
         failures = FailureCollector()
         for job in self._jobs.values():
             with failures.collect(f"job {job.name}"):

@@ -156,19 +156,19 @@ class Node:
         self.newest_step = max(column(heartbeat.ranks, "last_step"), default=-1)
         return heartbeat
 
-    def heartbeat_came(self, now_s: float) -> None:
+    def heartbeat_came(self, now_s: float, since_s: float = float("-inf")) -> None:
         """A heartbeat is there that nobody has read. What the last one said counts as said now: the new one
         may say that a rank went on, so its silence does not grow until that is known."""
-        self.heard(now_s)
+        self.heard(now_s, since_s)
         self.heartbeat_s = now_s
 
     def go(self, state: NodeState, reason: str, now_ns: int) -> None:
         """It is lost or evicted."""
         self.state, self.reason, self.gone_since_ns = state, reason, now_ns
 
-    def heard(self, now_s: float) -> None:
-        """A message arrived."""
-        silent_s = now_s - self.heard_s
+    def heard(self, now_s: float, since_s: float = float("-inf")) -> None:
+        """A message arrived. Until `since_s` the hub itself was held up, and heard nobody."""
+        silent_s = now_s - max(self.heard_s, since_s)
         if silent_s > self.longest_silence_s:
             self.longest_silence_s = silent_s
         self.heard_s = now_s

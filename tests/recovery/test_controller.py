@@ -46,6 +46,26 @@ def test_a_late_tick_accuses_nobody():
     run(scenario)
 
 
+def test_a_silence_while_the_hub_stood_still_is_not_taken_for_one_that_nodes_survive():
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        a, b = fleet.agents["a"], fleet.agents["b"]
+        fleet.clock.now_s += 30.0
+        a.send_heartbeat()  # read before the tick that is late, and the other one after it
+        fleet.controller.tick()
+        fleet.clock.now_s += 0.2
+        b.send_heartbeat()
+        assert max(a.node.longest_silence_s, b.node.longest_silence_s) < 1.0
+        for _ in range(20):
+            fleet.clock.now_s += 0.25
+            fleet.controller.tick()
+        b.send_heartbeat()
+        assert b.node.longest_silence_s == pytest.approx(5.0)
+
+    run(scenario)
+
+
 def test_eviction_by_hand_is_previewed_then_done_in_the_persons_name():
     async def scenario():
         fleet = Fleet("abz")
