@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pulsetrain.protocol.late_rows import tells
 from pulsetrain.protocol.messages import RankStatus
 
+NONE = "none"
 SETTLED = 3  # steps after which nothing more is expected to be found
 
 
@@ -46,7 +47,7 @@ class Instrumentation:
         for entries in self._by_rank.values():
             for name, value in entries.items():
                 values.setdefault(name, set()).add(value)
-        return {name: " | ".join(sorted(said - {"none"} or said)) for name, said in values.items()}
+        return {name: " | ".join(sorted(said - {NONE} or said)) for name, said in values.items()}
 
     @property
     def untold(self) -> bool:
@@ -54,8 +55,12 @@ class Instrumentation:
         return self._told != self._attempt and bool(self._by_rank)
 
     def news(self, statuses: Iterable[RankStatus]) -> dict[str, str]:
-        """Return the description once for each attempt, when its ranks have made some steps. Else nothing."""
-        if not self.untold:
+        """Return the description once for each attempt, when its ranks have made some steps. Else nothing.
+
+        A heartbeat that told what was found may have been dropped for a newer one. So where ranks make steps
+        and none of them says from what, it is yet to come: they repeat themselves.
+        """
+        if not self.untold or self.combined().get("steps") == NONE:
             return {}
         if any(status.last_step - status.resumed_step >= SETTLED for status in statuses):
             self._told = self._attempt

@@ -46,6 +46,14 @@ def test_it_is_news_once_for_each_attempt_after_some_steps():
     assert known.news(later) == {"steps": "inferred"}
 
 
+def test_steps_that_nobody_has_explained_yet_are_no_news():
+    known = Instrumentation()
+    known.note(0, [says(0, step=-1, steps="none", loss="none")])
+    assert known.news([says(0, step=40)]) == {}  # the heartbeat between them was dropped for a newer one
+    known.note(0, [says(0, step=70, steps="inferred", loss="inferred")])
+    assert known.news([says(0, step=70)]) == {"steps": "inferred", "loss": "inferred"}
+
+
 def test_what_is_no_description_is_left_out():
     known = Instrumentation()
     known.note(0, [dataclasses.replace(rank_status(0), instrumentation=text) for text in ("{", "[]", "3")])
