@@ -10,6 +10,8 @@ import torch
 TOKENS, SAMPLES = "tokens", "samples"
 TOKEN_NAMES = ("input_ids", "tokens", "tgt_tokens", "decoder_input_ids")
 """Names under which batches of language models carry their tokens."""
+TOKEN_SUFFIX = "_input_ids"
+"""Several texts beside each other, as `anchor_input_ids` and `positive_input_ids`. All of them are tokens."""
 TOKEN_TYPES = (torch.int64, torch.int32)
 DEPTH = 4
 MOST = 64
@@ -22,8 +24,9 @@ def size(batch: object) -> tuple[int, str]:
     """Return (count, what is counted). (0, "") where the batch does not say.
 
     A matrix of integers is a batch of token sequences, unless a tensor of real numbers with three or more
-    dimensions lies beside it: then the integers are labels. Without tokens the first dimension counts
-    samples.
+    dimensions lies beside it: then the integers are labels. Nor is it one where a matrix of real numbers
+    comes first, as the features of a recommender do before the indices of its tables. Without tokens the
+    first dimension counts samples.
 
     >>> size({"input_ids": torch.zeros(2, 8, dtype=torch.int64)}), size((torch.zeros(4, 3, 8, 8),))
     ((16, 'tokens'), (4, 'samples'))
@@ -33,8 +36,12 @@ def size(batch: object) -> tuple[int, str]:
         for name, tensor in named:
             if name == wanted and tensor.dim() >= 1:
                 return tensor.numel(), TOKENS
+    texts = [tensor.numel() for name, tensor in named if name.endswith(TOKEN_SUFFIX)]
+    if texts:
+        return sum(texts), TOKENS
     tensors = [tensor for _, tensor in named if tensor.dim() >= 1]
     dense = any(t.dim() >= 3 and (t.is_floating_point() or t.dtype == torch.uint8) for t in tensors)
+    dense = dense or (bool(tensors) and tensors[0].dim() == 2 and tensors[0].is_floating_point())
     for tensor in tensors:
         if tensor.dim() == 2 and tensor.dtype in TOKEN_TYPES and not dense:
             return tensor.numel(), TOKENS

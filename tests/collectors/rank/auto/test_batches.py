@@ -25,6 +25,12 @@ Pair = namedtuple("Pair", "inputs targets")
         ((torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.int64)), (4, SAMPLES)),
         ((torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.zeros(4, 5, dtype=torch.int64)), (4, SAMPLES)),
         ((torch.zeros(4, 7), torch.zeros(4)), (4, SAMPLES)),
+        ((torch.zeros(4, 7), torch.zeros(3, 4, dtype=torch.int64), torch.zeros(4, 1)), (4, SAMPLES)),
+        ([INTEGERS, INTEGERS, torch.zeros(2, 8)], (16, TOKENS)),
+        (
+            {"anchor_input_ids": INTEGERS, "anchor_mask": INTEGERS, "positive_input_ids": INTEGERS},
+            (32, TOKENS),
+        ),
         ({"texts": ["a"] * 500, "ids": [[1, 2]] * 500, "input_ids": INTEGERS}, (16, TOKENS)),
         ([["a", "b"], INTEGERS], (16, TOKENS)),
         ([3, INTEGERS], (16, TOKENS)),
