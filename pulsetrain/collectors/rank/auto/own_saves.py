@@ -25,6 +25,8 @@ from pulsetrain.collectors.rank.phases import RankState
 ENOUGH = 0.5  # a checkpoint holds at least so many elements for each one that this rank trains
 BESIDE = 200  # files of a folder that are looked at for one that was renamed
 UNCLOSED = 16  # files that are remembered until the script closes them
+OpenFile = io.BufferedWriter | io.BufferedRandom | io.FileIO
+"""What `open`, `os.fdopen` and `tempfile` give for writing bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -46,6 +48,27 @@ class _Step:
     sizes: dict[str, int] = field(default_factory=dict)  # bytes by path
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Unclosed:
+    """A file that the script has written into. `key`: device and inode, which a rename does not change."""
+
+    file: weakref.ref[OpenFile]
+    path: str
+    key: tuple[int, int]
+    write: Write
+
+    def is_closed(self) -> bool:
+        """Whether nobody can write into it any more."""
+        file = self.file()
+        return file is None or file.closed
+
+    def path_now(self) -> str:
+        """Where it lies now: scripts often rename a temporary file as soon as they have closed it."""
+        if _key_of(self.path) == self.key:
+            return self.path
+        return _beside(self.path, lambda entry: entry.inode() == self.key[1]) or self.path
+
+
 class OwnSaves:
     """Takes the writes that are complete. Any thread may call it, also inside a signal handler."""
 
@@ -54,19 +77,23 @@ class OwnSaves:
         self._lock = threading.RLock()
         self._step: _Step | None = None
         self._shown: CheckpointCell | None = None
-        self._unclosed: list[tuple[weakref.ref[io.BufferedWriter | io.FileIO], object, Write]] = []
+        self._unclosed: list[_Unclosed] = []
 
     def begin(self, share: float) -> Write:
         """A write begins now."""
         return Write(step=self._state.words[W_LAST_STEP], share=share, start_ns=perf_counter_ns())
 
-    def closes_later(self, file: io.BufferedWriter | io.FileIO, write: Write) -> None:
+    def closes_later(self, file: OpenFile, write: Write) -> None:
         """A write into a file that the script opened has ended. It counts once the script has closed it.
 
-        A file that the script leaves to Python is closed by its release, so nothing here may hold it.
+        A file that the script leaves to Python is closed by its release, so nothing here may hold it. One
+        that has no name, as a pipe, is left out. Raises `OSError` for a file that is closed already.
         """
-        if len(self._unclosed) < UNCLOSED:
-            self._unclosed.append((weakref.ref(file), file.name, write))
+        path = name_of(file)
+        if path and len(self._unclosed) < UNCLOSED:
+            facts = os.fstat(file.fileno())
+            key = facts.st_dev, facts.st_ino
+            self._unclosed.append(_Unclosed(file=weakref.ref(file), path=path, key=key, write=write))
 
     def settle(self) -> None:
         """Count the writes whose files are closed by now, and follow a rename. Call it after each step."""
@@ -77,12 +104,11 @@ class OwnSaves:
             if shown is not None:
                 self._follow(shown)
             files, self._unclosed = self._unclosed, []
-            for held, name, write in files:
-                file = held()
-                if file is not None and not file.closed:
-                    self._unclosed.append((held, name, write))
-                elif isinstance(name, str):
-                    self.ended(write, name)
+            for file in files:
+                if file.is_closed():
+                    self.ended(file.write, file.path_now())
+                else:
+                    self._unclosed.append(file)
 
     def ended(self, write: Write, path: str | os.PathLike[str]) -> None:
         """A write is complete. Nothing is shown of one before the first step, or without training state."""
@@ -124,12 +150,33 @@ class OwnSaves:
 
 def renamed(path: str, mark: FileMark) -> str:
     """Return the file or folder beside `path` that has this mark, "" for none."""
+    return _beside(path, lambda entry: mark_of(entry.path) == mark)
+
+
+def _beside(path: str, wanted: Callable[[os.DirEntry[str]], bool]) -> str:
+    """Return the first wanted entry of the folder of `path`, "" for none."""
     try:
         with os.scandir(Path(path).parent) as entries:
-            beside = [entry.path for entry in itertools.islice(entries, BESIDE)]
+            return next((entry.path for entry in itertools.islice(entries, BESIDE) if wanted(entry)), "")
     except OSError:
         return ""
-    return next((name for name in beside if mark_of(name) == mark), "")
+
+
+def name_of(file: OpenFile) -> str:
+    """Return the path of an open file, "" for one that no folder has. `os.fdopen` knows its number only."""
+    name: object = file.name
+    if isinstance(name, str):
+        return name
+    path = os.readlink(f"/proc/self/fd/{file.fileno()}")
+    return path if Path(path).is_file() else ""
+
+
+def _key_of(path: str) -> tuple[int, int] | None:
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return None
+    return facts.st_dev, facts.st_ino
 
 
 def written_bytes(path: Path, rank: int) -> int:

@@ -7,7 +7,6 @@ raises passes without a frame of ours.
 from __future__ import annotations
 
 import atexit
-import io
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from pulsetrain.collectors.rank.auto.context import Auto
-from pulsetrain.collectors.rank.auto.own_saves import OwnSaves, Write
+from pulsetrain.collectors.rank.auto.own_saves import OpenFile, OwnSaves, Write
 from pulsetrain.collectors.rank.auto.segments import Segments
 from pulsetrain.collectors.rank.auto.trained import TrainedState
 from pulsetrain.collectors.rank.auto.wrapping import Begin, Call, argument, wrap
@@ -133,8 +132,9 @@ class SaveWatch:
         path = path_of(target)
         if path is not None and os.fspath(path) not in self._in_background:
             return lambda write: self._saves.ended(write, path)
-        if isinstance(target, io.BufferedWriter | io.FileIO):
-            return lambda write: self._saves.closes_later(target, write)
+        file = opened_file(target)
+        if file is not None:
+            return lambda write: self._saves.closes_later(file, write)
         return lambda write: None  # bytes in memory, or an asynchronous save around this one counts
 
 
@@ -206,6 +206,13 @@ def path_of(target: object) -> str | os.PathLike[str] | None:
     if isinstance(target, str):
         return target
     return target if isinstance(target, os.PathLike) else None
+
+
+def opened_file(target: object) -> OpenFile | None:
+    """Return the file of the system that `target` is, or that it wraps as those of tempfile and fsspec do."""
+    inside = getattr(target, "__dict__", {})
+    found = (file for file in (target, inside.get("file"), inside.get("f")) if isinstance(file, OpenFile))
+    return next(found, None)
 
 
 def folder_of(named: Named) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import weakref
 
 import pytest
@@ -116,6 +117,31 @@ def test_a_file_that_is_renamed_after_the_write_is_shown_under_its_last_name(sav
     os.replace(saver.folder / "ckpt.new", saver.folder / "ckpt.pt")
     saver.saves.settle()
     assert (saver.shown.path, saver.shown.step, saver.shown.bytes) == (str(saver.folder / "ckpt.pt"), 30, 50)
+
+
+def test_a_file_that_is_renamed_as_soon_as_it_is_closed_is_shown_under_its_last_name(saver):
+    file = tempfile.NamedTemporaryFile(dir=saver.folder, delete=False)  # noqa: SIM115 - closed and renamed below
+    file.write(b"x" * 50)
+    saver.saves.closes_later(file.file, saver.at_step(30).saves.begin(1.0))
+    file.close()
+    os.replace(file.name, saver.folder / "ckpt.pt")
+    saver.saves.settle()
+    assert (saver.shown.path, saver.shown.step, saver.shown.bytes) == (str(saver.folder / "ckpt.pt"), 30, 50)
+
+
+def test_a_file_that_was_opened_by_its_number_has_a_name_and_a_pipe_has_none(saver):
+    number, path = tempfile.mkstemp(dir=saver.folder)
+    with os.fdopen(number, "wb") as file:
+        file.write(b"x" * 50)
+        saver.saves.closes_later(file, saver.at_step(30).saves.begin(1.0))
+    saver.saves.settle()
+    assert (saver.shown.path, saver.shown.bytes) == (path, 50)
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "wb") as pipe:
+        saver.saves.closes_later(pipe, saver.at_step(40).saves.begin(1.0))
+    os.close(reading)
+    saver.saves.settle()
+    assert saver.shown.step == 30
 
 
 def test_a_file_that_was_removed_keeps_its_name(saver):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import os
 import sys
+import tempfile
 import threading
 from types import SimpleNamespace
 
+import fsspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -96,6 +98,19 @@ def test_a_file_that_the_script_opened_is_shown_after_the_next_step(script, tmp_
         assert script.shown is None
     script.stepped(32)
     assert (script.shown.step, script.shown.path) == (30, str(tmp_path / "30.pt"))
+
+
+def test_a_file_inside_another_one_is_shown_after_the_next_step(script, tmp_path):
+    with tempfile.NamedTemporaryFile(dir=tmp_path, delete=False) as file:
+        script.torch_save(MODEL, file)
+    script.stepped(31)
+    assert (script.shown.step, script.shown.path) == (30, file.name)
+    with fsspec.open(str(tmp_path / "40.pt"), "wb") as file:
+        script.stepped(40)
+        script.torch_save(MODEL, file)
+    script.stepped(41)
+    assert (script.shown.step, script.shown.path) == (40, str(tmp_path / "40.pt"))
+    assert script.watched.errors == 0
 
 
 def test_a_phase_of_the_script_around_the_write_stands_alone(script, tmp_path):
