@@ -137,8 +137,11 @@ def _crash(attempt: Attempt, candidates: Sequence[RankExit], failed: Sequence[Ra
     subject_type, subject, culprits = _subject(attempt, first, near)
     line = last_error(first.last_lines)
     where = f" on {first.node}" if first.node and subject_type == "rank" else ""
+    who = f"{subject_type.capitalize()} {subject}{where} ended first"
+    if subject_type == "job":
+        who = f"All {attempt.size} ranks ended alike"
     peer = " because of a peer" if highest == 0 else ""
-    summary = f"{subject_type.capitalize()} {subject}{where} ended first{peer} ({exit_text(first.code)})"
+    summary = f"{who}{peer} ({exit_text(first.code)})"
     return Finding(
         ts_ns=first.ts_ns,
         job=attempt.job,

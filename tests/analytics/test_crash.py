@@ -65,7 +65,9 @@ def test_a_node_whose_ranks_were_killed_together_is_named():
 
 def test_the_same_error_on_every_rank_is_the_job():
     exits = tuple(exit_(r, 0.01 * r, 1, "KeyError: 'lr'") for r in range(8))
-    assert explained(exits)[0].subject_type == "job"
+    [finding] = explained(exits)
+    assert finding.subject_type == "job"
+    assert "ranks ended alike (exit status 1)" in finding.summary
 
 
 def test_a_lost_node_explains_the_exits_elsewhere():
