@@ -92,5 +92,6 @@ def _complete() -> None:
 
 
 def _fail(message: str, status: int) -> None:
-    click.echo(f"pulsetrain: {printable(message)}", err=True)
+    with contextlib.suppress(OSError):  # who reads it may be gone: the status says it too
+        click.echo(f"pulsetrain: {printable(message)}", err=True)
     sys.exit(status)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -69,10 +70,19 @@ def _launch(
     options = launching.launch_options(flags, say, needs_hub=needs_hub, standby=standby)
     result = launch(options, say)
     if as_json:
-        print_json(outcome.report(result))
+        _print_report(outcome.report(result), say)
     else:
         say(outcome.summary(result))
     sys.exit(outcome.exit_status(result))
+
+
+def _print_report(report: object, say: Callable[[str], None]) -> None:
+    """Print it where somebody takes it. The exit status is the job's, whoever reads the output."""
+    try:
+        print_json(report)
+    except OSError as error:
+        sys.stdout = io.StringIO()  # what is left in the buffer would fail once more at the end
+        say(f"the outcome was not printed: {error.strerror}")
 
 
 @pulsetrain.command()

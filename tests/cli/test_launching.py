@@ -1,6 +1,8 @@
 """`pulsetrain run`, `agent` and `demo`: what reaches the launcher, and how the command ends."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -57,6 +59,29 @@ def test_json_is_the_outcome(cli, launched):
     report = json.loads(cli("run", "--json", "train.py").stdout)
     assert report["exit_code"] == 0
     assert report["reason"] == "job finished"
+
+
+UNREAD = """
+import os, sys
+from pulsetrain.agent import launch
+from pulsetrain.agent.outcome import Outcome
+from pulsetrain.cli import main
+
+ended = Outcome(exit_code=int(sys.argv[1]), reason="ended")
+launch.launch = lambda options, say: ended
+for fd in (1, 2):
+    reading, writing = os.pipe()
+    os.close(reading)
+    os.dup2(writing, fd)
+sys.argv = ["pulsetrain", "run", *sys.argv[2:], "-m", "json"]
+main()
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("words", "code"), [(["--json"], 0), (["--json"], 7), ([], 7), ([], 2)])
+def test_the_exit_status_is_the_jobs_also_where_nobody_reads_what_is_said(words, code):
+    assert subprocess.run([sys.executable, "-c", UNREAD, str(code), *words]).returncode == code
 
 
 def test_a_flag_that_would_change_what_happens_is_refused(cli, launched):
