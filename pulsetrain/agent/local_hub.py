@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -228,7 +229,9 @@ def _await_facts(process: subprocess.Popen[bytes], folder: Path, timeout_s: floa
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         if process.poll() is not None:
-            lines = (folder / "hub.log").read_text(errors="replace").strip().splitlines() or ["no output"]
+            lines = (folder / "hub.log").read_text(errors="replace").strip().splitlines() or [
+                _why_silent(folder)
+            ]
             raise PulsetrainError(f"the hub ended with status {process.returncode}: {lines[-1]}")
         with contextlib.suppress(OSError, ValueError):
             facts = cast("HubFacts", json.loads((folder / "hub.json").read_text()))
@@ -236,6 +239,16 @@ def _await_facts(process: subprocess.Popen[bytes], folder: Path, timeout_s: floa
                 return facts
         time.sleep(0.05)
     raise PulsetrainError(f"the hub did not start in {timeout_s:g} s; see {folder / 'hub.log'}")
+
+
+def _why_silent(folder: Path) -> str:
+    """Why a hub has written nothing: the disk may be full, so that nothing but empty files can be made."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"x")
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
+    return "no output"
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

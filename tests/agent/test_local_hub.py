@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,21 @@ def test_a_hub_that_ends_at_once_is_quoted(tmp_path):
     (tmp_path / "hub.log").write_text("starting\nport 80 is in use\n")
     with pytest.raises(PulsetrainError, match="ended with status 2: port 80 is in use"):
         _await_facts(Process(returncode=2), tmp_path, 10)
+
+
+@pytest.fixture
+def full_disk():
+    """No file takes a byte, though empty ones can be made."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_of_a_hub_that_could_write_nothing_the_disk_is_named(tmp_path, full_disk):
+    (tmp_path / "hub.log").touch()
+    with pytest.raises(PulsetrainError, match=f"ended with status 1: {tmp_path}: {os.strerror(errno.EFBIG)}"):
+        _await_facts(Process(returncode=1), tmp_path, 10)
 
 
 def test_a_process_that_has_the_pid_of_another_machines_hub_is_no_hub(tmp_path, environ):
