@@ -44,7 +44,7 @@ class Audit(Protocol):
     """Keeps events where nobody changes them unseen."""
 
     def append(self, events: Iterable[Mapping[str, object]]) -> None:
-        """Keep the events."""
+        """Keep the events, and those that could not be kept before."""
         ...
 
 
@@ -128,8 +128,10 @@ class EventWriter:
     def close(self) -> None:
         """Store what is waiting and end the thread. What the store does not take now is lost."""
         if self._loop.stop(CLOSE_S):
-            self._take_waiting([])
-            self._store_groups()
+            try:
+                self._take_waiting([])
+            finally:
+                self._store_groups()
             self._lost(sum(len(group.rows) for group in self._groups), "the hub ends")
             self._groups.clear()
 
@@ -142,9 +144,11 @@ class EventWriter:
             first = None
         if first is not None:
             self._gather(FLUSH_S)
-            self._take_waiting([first])
-        if self._groups and self._clock.monotonic_s() >= self._again_s:
-            self._store_groups()
+        try:
+            self._take_waiting([] if first is None else [first])
+        finally:
+            if self._groups and self._clock.monotonic_s() >= self._again_s:
+                self._store_groups()
         return 0.0
 
     def _take_waiting(self, items: list[tuple[str, Row]]) -> None:
@@ -153,12 +157,11 @@ class EventWriter:
             item = self._rows.get_nowait()
             if item is not None:
                 items.append(item)
-        events = [row for record, row in items if record == "events"]
-        if self._audit is not None and events:
-            self._audit.append(events)
         for record, row in items:
             self._open_group(record).rows.append(row)
         self._drop_excess()
+        if self._audit is not None:  # last: the store takes events also where this raises
+            self._audit.append([row for record, row in items if record == "events"])
 
     def _open_group(self, record: str) -> _Group:
         """The group of a record that rows may still join."""

@@ -150,3 +150,33 @@ def test_a_detail_that_json_does_not_know_is_written_as_text(writer):
     writer.event("would", job="j", attempt=0, detail={"when": {1}})
     writer.turn()
     assert json.loads(writer.store.inserts[0][1][0]["detail"]) == {"when": "{1}"}
+
+
+class Refusing:
+    """An audit log that raises."""
+
+    def append(self, events):
+        if events:
+            raise ValueError("no record")
+
+
+def test_events_are_stored_also_where_the_audit_log_raises():
+    store = Store()
+    writer = EventWriter(store, Clock(), audit=Refusing(), gather=lambda seconds: None)
+    writer.event("evict", job="j", attempt=0, detail={})
+    with pytest.raises(ValueError, match="no record"):
+        writer.turn()
+    assert sum(len(rows) for _, rows, _ in store.inserts) == 1
+
+
+def test_events_that_wait_for_the_audit_log_are_tried_again_without_new_ones(monkeypatch):
+    monkeypatch.setattr(event_writer, "IDLE_S", 0.0)
+    tried = []
+
+    class Audit:
+        def append(self, events):
+            tried.append(list(events))
+
+    writer = EventWriter(Store(), Clock(), audit=Audit(), gather=lambda seconds: None)
+    writer.turn()
+    assert tried == [[]]
