@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from pulsetrain.agent.hub_keeper import HubKeeper
 from pulsetrain.agent.launch_options import HubOptions
 from pulsetrain.core.errors import PulsetrainError, UsageError
-from pulsetrain.core.private_file import make_private_folder
+from pulsetrain.core.private_file import make_private_folder, replace_private
 from pulsetrain.core.process_identity import is_process, process_identity
 from pulsetrain.protocol.client import HubAddress, data_folder, find_hub
 
@@ -169,11 +169,18 @@ def wait_for_guests(
 
 @contextlib.contextmanager
 def _guest(folder: Path) -> Iterator[None]:
-    """Show that this process uses the hub that serves `folder`."""
+    """Show that this process uses the hub that serves `folder`.
+
+    A crash leaves no mark without a word of whose it is: that would be a guest for as long as any process has
+    its pid.
+    """
     mark = folder / "guests" / str(os.getpid())
-    with contextlib.suppress(OSError):  # a full disk: the run goes on without the mark
+    try:
         mark.parent.mkdir(exist_ok=True)
-        mark.write_text(process_identity(os.getpid()))
+        replace_private(mark, process_identity(os.getpid()), give=True)
+    except OSError:  # a full disk: a mark that is empty is better than none, and the run goes on without one
+        with contextlib.suppress(OSError):
+            mark.touch()
     try:
         yield
     finally:

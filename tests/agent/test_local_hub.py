@@ -180,6 +180,30 @@ def test_a_run_that_joins_is_a_guest_until_it_ends(tmp_path, environ):
     assert list(marks.iterdir()) == []
 
 
+def test_a_run_that_is_killed_while_it_joins_leaves_no_mark_that_could_be_anybodys(
+    tmp_path, environ, monkeypatch
+):
+    def killed(self, target):
+        raise KeyboardInterrupt
+
+    serves(tmp_path / "given", "http://given:1")
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(KeyboardInterrupt), join_hub(HubOptions(), tmp_path / "given", environ):
+        pass
+    monkeypatch.setattr(os, "getpid", lambda: GONE)
+    wait_for_guests(tmp_path / "given", print, lambda _: pytest.fail("it waited"))
+
+
+def test_a_run_whose_mark_a_full_disk_refuses_is_a_guest_all_the_same(tmp_path, environ, monkeypatch):
+    def full(path, text, *, give):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    serves(tmp_path / "given", "http://given:1")
+    monkeypatch.setattr(local_hub, "replace_private", full)
+    with join_hub(HubOptions(), tmp_path / "given", environ):
+        assert [mark.name for mark in (tmp_path / "given" / "guests").iterdir()] == [str(os.getpid())]
+
+
 def test_a_disk_that_became_read_only_does_not_change_how_a_run_ended(tmp_path, environ, monkeypatch):
     def refused(self, *, missing_ok=False):
         raise OSError(errno.EROFS, "Read-only file system")
