@@ -17,6 +17,7 @@ from typing import TextIO
 import structlog
 
 from pulsetrain.collectors.machine.tail import without_rank
+from pulsetrain.core.supervisor import LoopThread
 
 log = structlog.get_logger()
 
@@ -32,6 +33,9 @@ BEHIND_BYTES = 16 << 20
 """by which a file may run ahead of its echo"""
 WAITING_BYTES = 4 << 20
 """which wait for a stream that takes nothing, before no more is read"""
+IDLE_S = 60.0
+"""longest time that a turn of the thread that writes waits for text"""
+STALE_S = 600.0
 
 
 def last_lines(path: Path, count: int, telling: re.Pattern[str] | None = None) -> tuple[str, ...]:
@@ -175,7 +179,7 @@ class _StreamWriter:
         self._bytes = 0
         self._left_out: dict[TextIO, int] = {}
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._loop = LoopThread("pulsetrain-echo-out", self._turn, stale_after_s=STALE_S)
 
     @property
     def full(self) -> bool:
@@ -190,9 +194,8 @@ class _StreamWriter:
                 return
             self._say_left_out([stream])
             self._add(stream, text)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="pulsetrain-echo-out", daemon=True)
-                self._thread.start()
+            if not self._loop.running:
+                self._loop.start()
             self._changed.notify_all()
 
     def _add(self, stream: TextIO, text: str) -> None:
@@ -209,18 +212,22 @@ class _StreamWriter:
         with self._changed:
             self._changed.wait_for(lambda: not self._bytes, timeout_s)
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: bool(self._waiting))
-                stream, text = self._waiting.popleft()
+    def _turn(self) -> float:
+        """Write what has waited longest. What a stream refuses is left out, whatever it raises."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: bool(self._waiting), IDLE_S):
+                return 0.0
+            stream, text = self._waiting.popleft()
+        try:
             with contextlib.suppress(OSError, ValueError):
                 _write(stream, text)
+        finally:
             with self._changed:
                 self._bytes -= len(text)
                 if not self._waiting:
                     self._say_left_out(list(self._left_out))
                 self._changed.notify_all()
+        return 0.0
 
 
 def _write(stream: TextIO, text: str) -> None:

@@ -132,6 +132,23 @@ def test_a_terminal_that_was_stopped_holds_nobody_up(tmp_path, monkeypatch):
     assert screen.getvalue().startswith("0123456789\n")
 
 
+def test_a_stream_that_raises_anything_does_not_end_the_echo(tmp_path):
+    class Broken(io.StringIO):
+        def write(self, text):
+            if "first" in text:
+                raise LookupError("unknown encoding")
+            return super().write(text)
+
+    screen, path, echo = Broken(), tmp_path / "out", Echo()
+    echo.follow(path, "", screen)
+    for text in ("first\n", "second\n"):
+        with path.open("a") as file:
+            file.write(text)
+        echo.poll()
+    echo.flush(10)
+    assert (screen.getvalue(), echo._writer._bytes) == ("second\n", 0)
+
+
 def test_a_pipe_that_does_not_block_gets_everything(tmp_path):
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
