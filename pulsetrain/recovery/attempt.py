@@ -24,8 +24,9 @@ class Attempt:
     `stepping_ns` is when a rank was first seen to have completed a step of it, 0: none was. `idle`: it ended
     before it did anything useful. `left_alone` has the failures on which a hub that only observes did not
     act, and `none_left_s` is when it saw that no rank was left, None where one is. `exits_kept` is how many
-    of the `exits` a new hub would know of. `overtaken`: something has happened that ends its launch, which
-    waits for no further node then.
+    of the `exits` a new hub would know of. `failed` are ranks whose failure was told: agents tell it again on
+    each connection. `overtaken`: something has happened that ends its launch, which waits for no further node
+    then.
     """
 
     number: int = -1
@@ -45,6 +46,7 @@ class Attempt:
     left_alone: list[Fault] = field(default_factory=list)
     none_left_s: float | None = None
     exits_kept: int = 0
+    failed: set[int] = field(default_factory=set)
     overtaken: asyncio.Event = field(default_factory=asyncio.Event)
 
     def finished_ranks(self) -> set[int]:

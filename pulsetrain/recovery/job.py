@@ -263,6 +263,8 @@ class Job:
     def _take_exit(self, exit_: RankExit) -> None:
         """A rank of the present attempt has ended."""
         state, attempt = self._state, self._state.attempt
+        if exit_.rank in attempt.failed:
+            return
         attempt.exits.append(exit_)
         if exit_.code == 0:
             if len(attempt.finished_ranks()) == state.members.world_size:
@@ -272,6 +274,7 @@ class Job:
         state.write("rank_exit", detail, node=exit_.node, rank=exit_.rank, actor="agent")
         elasticity.note_late_refusal(state, exit_.not_reshardable)
         if not state.members.any_leaving():
+            attempt.failed.add(exit_.rank)
             self._loop.report(faults.rank_failed(exit_, state.now_ns()))
 
     def tick(self, *, late: bool = False) -> None:
@@ -562,6 +565,7 @@ class Job:
         """All nodes that were given up are back, and nobody has stopped their ranks. Nothing was lost."""
         state = self._state
         state.take_back()
+        state.attempt.failed.clear()  # agents have told what still holds when they came back
         state.write("adopted", {"world": [m.node for m in state.members.world]})
         self._loop.post(Event.ADOPTED)
         self._take_early_exits()

@@ -80,3 +80,21 @@ def test_a_lost_node_that_comes_back_is_no_failure_any_more():
         assert fleet.job.left_alone is None
 
     run(scenario)
+
+
+def test_a_failure_that_an_agent_tells_again_on_a_new_connection_is_told_once():
+    async def scenario():
+        fleet = observed()
+        await fleet.form()
+        agent = fleet.agents["b"]
+        agent.rank_exits(3, 1)
+        for _ in range(3):
+            agent.drop(moves=True)
+            agent.reconnect(attempt=0, node_rank=1)
+            agent.rank_exits(3, 1)
+            await fleet.settle(0.25)
+        assert [fleet.journal.kinds().count(kind) for kind in ("rank_exit", "would")] == [1, 1]
+        agent.rank_exits(2, 1)
+        assert fleet.journal.kinds().count("rank_exit") == 2
+
+    run(scenario)
