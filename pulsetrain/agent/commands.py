@@ -137,8 +137,10 @@ class Commands:
     """Carries out commands.
 
     A command that ends ranks overtakes one that launches them: each begins a new epoch, and a launch whose
-    epoch has passed gives up. `environ` is what the ranks have, `gpus` gives the UUIDs of the GPUs that they
-    may use as of now, none where that is not known.
+    epoch has passed gives up. Epochs count commands in the order in which they came, whichever thread is the
+    first. One that ends ranks does nothing where a launch that came later has ended them.
+    `environ` is what the ranks have, `gpus` gives the UUIDs of the GPUs that they may use as of now, none
+    where that is not known.
     """
 
     def __init__(
@@ -160,8 +162,8 @@ class Commands:
         self._images = images or ProcessImages(Path("."), allowed="never")
         self._create_arena = create_arena or _create_arena
         self._ranks_lock, self._restore_lock = threading.Lock(), threading.Lock()
-        self._epochs = itertools.count(1)
-        self._epoch = 0
+        self._epochs, self._epoch_lock = itertools.count(1), threading.Lock()
+        self._epoch = self._launch_epoch = 0
         self._dumps = 0
         self._restoring: Start | None = None
         self.loading = Loading()
@@ -186,21 +188,29 @@ class Commands:
             return
         if isinstance(command, Start) and command.image:
             self._restoring = command  # on the thread that says hello: no hello comes in between
+        epoch = next(self._epochs)
         name = f"{type(command).__name__} {command.id}"
-        threading.Thread(target=self._run, args=(command, send_reply), name=name, daemon=True).start()
+        threading.Thread(target=self._run, args=(command, send_reply, epoch), name=name, daemon=True).start()
 
     def stop(self, grace_s: float, signum: int = signal.SIGTERM) -> int:
         """End all ranks, and processes of ranks that were kept. See `_end_ranks`."""
         return self._end_ranks(Stop(id=0, reason="", grace_s=grace_s), signum)
 
-    def _end_ranks(self, stop: Stop | None, signum: int = signal.SIGTERM) -> int:
-        """End all ranks; the epoch that began with it. None: leave processes alone that were kept.
+    def _end_ranks(self, stop: Stop | None, signum: int = signal.SIGTERM, epoch: int = 0) -> int:
+        """End all ranks; the epoch that began with it, a new one for 0. None: a launch follows, so leave
+        processes alone that were kept.
 
         Raises `Unavailable` where one does not die, and `RanksRun` where their image is gone.
         """
-        epoch = self._epoch = next(self._epochs)
+        epoch = epoch or next(self._epochs)
+        with self._epoch_lock:
+            self._epoch = max(epoch, self._epoch)
         self._replays.end()
         with self._ranks_lock:
+            if epoch < self._launch_epoch:
+                log.info("overtaken_by_a_launch", why=stop.reason if stop is not None else "")
+                return epoch
+            self._launch_epoch = self._launch_epoch if stop is not None else epoch
             ranks, zygote = self._node.ranks, self._node.zygote
             image = stop.image if stop is not None else ""
             if image and not self._images.keeps(image) and _run_on(ranks.alive):
@@ -226,12 +236,12 @@ class Commands:
             os.close(fd)
         self._arenas.clear()
 
-    def _run(self, command: Command, send_reply: SendReply) -> None:
+    def _run(self, command: Command, send_reply: SendReply, epoch: int = 0) -> None:
         data: JsonObject = {}
         error = ""
         try:
             with self._kept_settings(command):
-                data = self._dispatch(command)
+                data = self._dispatch(command, epoch)
         except Unrestorable as failure:
             error, data = str(failure), {"unrestorable": [failure.rank, failure.step]}
         except WorldNeeded as failure:
@@ -269,14 +279,14 @@ class Commands:
         touches = isinstance(command, SelfCheck | PairCheck | ArithmeticCheck | ReplayCheck)
         return self._settings.kept() if touches else contextlib.nullcontext()
 
-    def _dispatch(self, command: Command) -> JsonObject:
+    def _dispatch(self, command: Command, epoch: int) -> JsonObject:
         if isinstance(command, SelfCheck | PairCheck | ArithmeticCheck):
             self._replays.end()  # of a hub that is gone: it would use what is measured
         match command:
             case Start():
-                return self._start(command)
+                return self._start(command, epoch)
             case Stop():
-                self._end_ranks(command)
+                self._end_ranks(command, epoch=epoch)
                 return {"parked": self._node.ranks.parked}
             case SaveFrom():
                 self._checkpoints.save_from(command.step)
@@ -312,9 +322,10 @@ class Commands:
             case _:
                 raise PulsetrainError(f"command {type(command).__name__} is not known here")
 
-    def _start(self, start: Start) -> JsonObject:
+    def _start(self, start: Start, epoch: int) -> JsonObject:
         began_ns = time.time_ns()
-        epoch = self._end_ranks(None)
+        epoch = self._end_ranks(None, epoch=epoch)
+        self._go_on_if(epoch, start)
         if start.image:
             return self._restore_ranks(start, epoch, began_ns)
         self._node.ranks.refuse_update(start.program)

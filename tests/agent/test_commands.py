@@ -185,6 +185,45 @@ def test_a_stop_overtakes_a_launch_that_still_restores(session):
     assert session.node.ranks.all == ()
 
 
+def test_a_stop_that_came_before_a_launch_does_not_end_what_that_has_started(session):
+    """An agent that stood still gets both at once, and a thread each. The later one may be the first."""
+    stop, replied, held = Stop(id=2, reason="rank 0 has failed"), [], []
+    thread = threading.Thread
+
+    class Held(thread):
+        def start(self):
+            held.append(super().start)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading, "Thread", Held)
+        session.commands.execute(stop, replied.append)
+    session.execute(start(attempt=1))
+    held[0]()
+    while not replied:
+        pass
+    assert replied[0].error == ""
+    assert session.node.happened.count("stopped") == 1
+    assert session.node.happened[1] == ("launched", 1)
+
+
+def test_a_stop_that_came_after_a_launch_ends_it_whichever_is_the_first(session):
+    held, replied = [], []
+
+    class Held(threading.Thread):
+        def start(self):
+            held.append(super().start)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading, "Thread", Held)
+        session.commands.execute(start(attempt=1), replied.append)
+    session.execute(Stop(id=2, reason="rank 0 has failed"))
+    held[0]()
+    while not replied:
+        pass
+    assert "was stopped while it started" in replied[0].error
+    assert ("launched", 1) not in session.node.happened
+
+
 def test_each_store_is_new_and_replaces_the_jobs_old_one(session):
     ports = [session.execute(HostStore(id=i, job="job")).data["port"] for i in range(2)]
     assert ports == [9001, 9002]
