@@ -123,6 +123,7 @@ class Node:
         self.leave, self._on_launched = on_leave, on_launched
         self.link = Link(hub, self._greeting, self._on_command, HubNotice(parts.say))
         self._parts = parts
+        self.was_asked_to_start = False
         self._agent_id = secrets.token_hex(8)  # of this process, also after a reconnect
         self._greeted_gpus: tuple[GpuIdentity, ...] = ()
         self._attempt = AttemptState(identity.node)
@@ -317,4 +318,5 @@ class Node:
 
     def _on_command(self, command: Command, send_reply: SendReply) -> None:
         log.debug("command", type=type(command).__name__, id=command.id)
+        self.was_asked_to_start |= isinstance(command, Start)
         self._commands.execute(command, send_reply)

@@ -21,6 +21,7 @@ from pulsetrain.agent.link import SendReply
 from pulsetrain.agent.node import Node, NodeParts
 from pulsetrain.agent.outcome import USAGE_EXIT, Outcome
 from pulsetrain.agent.processes.rank import NodeIdentity, Rank
+from pulsetrain.agent.standing_notice import StandingNotice
 from pulsetrain.core.clock import Clock, SystemClock
 from pulsetrain.core.supervisor import RESTART_DELAY_S, LoopMonitor
 from pulsetrain.protocol.client import HubAddress
@@ -98,6 +99,7 @@ class Agent:
             on_leave=lambda command, send_reply: self._events.put(_LeaveReceived(command, send_reply)),
             on_launched=lambda: self._events.put(_Launched()),
         )
+        self._standing = StandingNotice(identity.job, parts.say, declared=identity.standby)
         self._heartbeat_due_s = 0.0
         self._alone_since_s: float | None = None
 
@@ -166,8 +168,13 @@ class Agent:
         if now_s >= self._heartbeat_due_s:
             self._heartbeat_due_s = now_s + self._config.heartbeat_s
             self.node.send_heartbeat()
+        self._look_whether_it_stands(now_s)
         self.node.zygotes.replace_dead()
         return self._finish_alone(now_s, hub_returns=self._keep_hub())
+
+    def _look_whether_it_stands(self, now_s: float) -> None:
+        connected, launched = self.node.link.connected.is_set(), self.node.was_asked_to_start
+        self._standing.look(now_s, connected=connected, launched=launched)
 
     def _longest_wait_s(self) -> float:
         if self.node.warming_up:

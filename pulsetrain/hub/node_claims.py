@@ -21,7 +21,7 @@ from pulsetrain.hub.token_gate import GRANT
 from pulsetrain.protocol.messages import Heartbeat, Hello, Ping, Report
 from pulsetrain.records.batch import Batch
 from pulsetrain.recovery.journal import Journal
-from pulsetrain.recovery.nodes import Node
+from pulsetrain.recovery.nodes import Node, second_agent
 
 PING_S, PINGS = 0.75, 2
 """How long the agent of a node may take to show that it lives, and how often it is asked. The hub itself may
@@ -65,8 +65,9 @@ class NodeClaims:
                 return
             held_by = node.connection
             if await self._answers(node):
-                line = f"node {hello.node!r} is already connected (pid {node.hello.pid}); give --node another"
-                raise self.refuse(SECOND_AGENT, f"{line} name", job=hello.job, node=hello.node, grant=grant)
+                raise self.refuse(
+                    SECOND_AGENT, second_agent(hello, node), job=hello.job, node=hello.node, grant=grant
+                )
             if held_by is not None and node.owns(held_by):  # else another agent took over meanwhile: ask it
                 node.disconnect(self._clock.monotonic_s())
 

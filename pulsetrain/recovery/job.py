@@ -45,7 +45,7 @@ from pulsetrain.recovery.job_loop import JobLoop
 from pulsetrain.recovery.link_checks import LinkOptions, LinkReport
 from pulsetrain.recovery.move_preview import MovePreview, preview
 from pulsetrain.recovery.move_request import MoveRequest
-from pulsetrain.recovery.nodes import GONE, Node, NodeState, Send, agent_of
+from pulsetrain.recovery.nodes import GONE, Node, NodeState, Send, agent_of, second_agent
 from pulsetrain.recovery.requested_checks import NodesAnswer
 from pulsetrain.recovery.snapshot import JobSnapshot, snapshot
 from pulsetrain.recovery.state import JobState, Services
@@ -173,9 +173,7 @@ class Job:
         node = self._state.members.nodes.get(hello.node)
         same_agent = node is not None and node.agent.is_same(agent_of(hello))
         if node is not None and node.connected and not same_agent:
-            raise UsageError(
-                f"node {hello.node!r} is already connected (pid {node.hello.pid}); give --node another name"
-            )
+            raise UsageError(second_agent(hello, node))
         self._joined_s = self._services.clock.monotonic_s()
         unharmed = node is not None and returning.is_unharmed(self._state, node, hello)
         if node is None or not same_agent or (node.state in GONE and not unharmed):

@@ -246,6 +246,14 @@ def agent_of(hello: Hello) -> AgentProcess:
     return AgentProcess(hello.pid, hello.agent_id)
 
 
+def second_agent(hello: Hello, node: Node) -> str:
+    """Why an agent is refused whose node has one already."""
+    return (
+        f"node {hello.node!r} is already connected (pid {node.hello.pid}); give --node another name, "
+        f"or --job where this is another run than {hello.job!r}"
+    )
+
+
 class _Patience:
     """Answers a command in its node's name once its time is up. A launch that loads on gets more time."""
 

@@ -1,5 +1,6 @@
 """The agent's main loop, with a hub that does what the test says and ranks without processes."""
 
+import queue
 import signal
 import threading
 from dataclasses import replace
@@ -34,7 +35,7 @@ class Clock:
 class Running:
     """An agent whose main loop runs on a thread; `outcome` is what it ended with."""
 
-    def __init__(self, hub, token=TOKEN):
+    def __init__(self, hub, token=TOKEN, clock=None):
         self.hub, self.zygotes, self.checkpoints = hub, FakeZygotes(), FakeCheckpoints()
         self.recorder = FakeRecorder()
         parts = NodeParts(
@@ -43,8 +44,10 @@ class Running:
             checkpoints=self.checkpoints,
             recorder=self.recorder,
             loops=lambda: (LOOP,),
+            say=lambda line: self.said.put(line),
         )
-        self.agent = Agent(IDENTITY, CONFIG, HubAddress(url=hub.url, token=token), parts)
+        self.said = queue.SimpleQueue()
+        self.agent = Agent(IDENTITY, CONFIG, HubAddress(url=hub.url, token=token), parts, clock=clock)
         self.ranks = self.agent.node.ranks
         self.outcome = self.error = None
         self.thread = threading.Thread(target=self.run, daemon=True)
@@ -320,3 +323,15 @@ def test_heartbeats_go_out_once_in_each_period(hub):
         clock.now_s += CONFIG.heartbeat_s / 2
     assert len(recorder.heartbeats) == 2
     agent.close()
+
+
+def test_a_person_is_told_of_a_node_that_gets_nothing_to_run(hub):
+    clock = Clock()
+    running = Running(hub, clock=clock).start()
+    hub.wait(Hello)
+    while not running.agent._standing._since_s:
+        pass
+    clock.now_s += 61.0
+    assert "nothing to run" in running.said.get(timeout=20)
+    running.agent.interrupt(signal.SIGTERM)
+    running.ended()

@@ -53,7 +53,7 @@ def test_an_agent_that_answers_is_not_pushed_out():
     hub = Hub()
     hub.answer = hub.reply
     with pytest.raises(
-        UsageError, match=r"node 'a' is already connected \(pid 97\); give --node another name"
+        UsageError, match=r"node 'a' is already connected \(pid 97\); give --node another name, or --job"
     ):
         hub.take()
     assert [type(sent) for sent in hub.sent] == [Ping]
