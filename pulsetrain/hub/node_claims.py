@@ -23,9 +23,10 @@ from pulsetrain.records.batch import Batch
 from pulsetrain.recovery.journal import Journal
 from pulsetrain.recovery.nodes import Node, second_agent
 
-PING_S, PINGS = 0.75, 2
+PING_S, PINGS, PINGS_OF_ANOTHER = 0.75, 2, 6
 """How long the agent of a node may take to show that it lives, and how often it is asked. The hub itself may
-have been held up in one of them."""
+have been held up in one of them. Where another agent wants its node, which would end its ranks, it has more
+time: the start of the other one keeps its machine busy."""
 
 FOREIGN_NODE, FOREIGN_JOB, SECOND_AGENT, REPLAY = "node", "job", "second_agent", "replay"
 REASONS = (FOREIGN_NODE, FOREIGN_JOB, SECOND_AGENT, REPLAY)
@@ -64,17 +65,19 @@ class NodeClaims:
             if node is None or not node.connected:
                 return
             held_by = node.connection
-            if await self._answers(node):
+            if await self._answers(node, another=_is_another(hello, node)):
                 raise self.refuse(
                     SECOND_AGENT, second_agent(hello, node), job=hello.job, node=hello.node, grant=grant
                 )
             if held_by is not None and node.owns(held_by):  # else another agent took over meanwhile: ask it
                 node.disconnect(self._clock.monotonic_s())
 
-    async def _answers(self, node: Node) -> bool:
-        for _ in range(PINGS):
+    async def _answers(self, node: Node, *, another: bool) -> bool:
+        heard_s = node.heard_s
+        for _ in range(PINGS_OF_ANOTHER if another else PINGS):
             reply = await node.ask(Ping(id=next(self._ping_ids)), PING_S)
-            if not reply.error:
+            heard = another and node.connected and node.heard_s > heard_s
+            if heard or not reply.error:
                 return True
             if not node.connected:
                 return False
@@ -155,6 +158,11 @@ class RefusalCollector(Collector):
         for reason in REASONS:
             family.add_metric([reason], self._refused.get(reason, 0))
         yield family
+
+
+def _is_another(hello: Hello, node: Node) -> bool:
+    """Whether it is certainly not the agent that holds the node. An older agent does not say it."""
+    return bool(hello.agent_id and node.hello.agent_id) and hello.agent_id != node.hello.agent_id
 
 
 def _another(batch: Batch, column: str, own: str) -> str:

@@ -248,10 +248,8 @@ def agent_of(hello: Hello) -> AgentProcess:
 
 def second_agent(hello: Hello, node: Node) -> str:
     """Why an agent is refused whose node has one already."""
-    return (
-        f"node {hello.node!r} is already connected (pid {node.hello.pid}); give --node another name, "
-        f"or --job where this is another run than {hello.job!r}"
-    )
+    held_by = f"node {hello.node!r} is already connected (pid {node.hello.pid})"
+    return f"{held_by}; give --node another name, or --job for another run"
 
 
 class _Patience:

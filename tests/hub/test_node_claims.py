@@ -77,6 +77,31 @@ def test_an_agent_that_does_not_answer_makes_way():
     assert not hub.claims.refused
 
 
+def test_an_agent_that_is_held_up_is_not_pushed_out_by_another_one_that_starts_beside_it():
+    """Its ranks would be ended, though they train."""
+    hub = Hub()
+    hub.node.hello = hello("a", agent_id="first")
+    hub.answer = lambda ping: hub.reply(ping) if len(hub.sent) == 5 else None
+    with pytest.raises(UsageError, match="already connected"):
+        hub.take(hello("a", agent_id="second"))
+    assert hub.node.connected
+
+
+def test_an_agent_that_says_anything_meanwhile_lives():
+    hub = Hub()
+    hub.node.hello = hello("a", agent_id="first")
+    hub.answer = lambda ping: hub.node.heard(hub.clock.now_s + 1.0)
+    with pytest.raises(UsageError, match="already connected"):
+        hub.take(hello("a", agent_id="second"))
+
+
+def test_an_agent_whose_old_connection_is_dead_is_back_soon():
+    hub = Hub()
+    hub.node.hello = hello("a", agent_id="first")
+    hub.take(hello("a", agent_id="first"))
+    assert len(hub.sent) == 2
+
+
 def test_a_connection_that_cannot_be_written_to_makes_way_at_once():
     hub = Hub()
 

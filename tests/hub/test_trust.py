@@ -81,7 +81,10 @@ def test_a_forged_hello_does_not_push_out_a_living_agent(client, parts):
     ping = decode(first.receive_text())
     assert isinstance(ping, Ping)
     first.send_text(encode(Reply(id=ping.id, node="a")))
-    assert refusal(forged) == (1008, "node 'a' is already connected (pid 97); give --node another name")
+    assert refusal(forged) == (
+        1008,
+        "node 'a' is already connected (pid 97); give --node another name, or --job for another run",
+    )
     first.send_text(encode(heartbeat("a", seq=3)))
     until(lambda: parts.claims.newest_heartbeat("j", "a") == 3)
 
