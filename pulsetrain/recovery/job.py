@@ -364,8 +364,8 @@ class Job:
         responses.respond(state, self._loop.report)
         hangs = [f for f in present if f.kind == "hang"] if liveness.may_hang(state) else []
         quiet_ns = 0
-        if not hangs:
-            quiet_ns = min(state.members.values(state.attempt.number, "progress_age_ns"), default=0)
+        if not hangs and state.hangs.pending is not None:
+            quiet_ns = self._quiet_ns()
         hang = state.hangs.look(
             hangs,
             now_ns,
@@ -386,6 +386,14 @@ class Job:
                 if blamed.event is Event.RANK_FAILED and blamed.rank != rank:
                     node = node_of(state.members.world, rank)
                     state.recovery.blame(faults.crash(finding, node, now_ns))
+
+    def _quiet_ns(self) -> int:
+        """Time since some rank made progress. That its agent was not heard since is no progress."""
+        number, now_s = self._state.attempt.number, self._services.clock.monotonic_s()
+        shown = self._state.members.shortest_silence_ns(number, now_s)
+        if shown is not None:
+            return shown
+        return min(self._state.members.values(number, "progress_age_ns"), default=0)
 
     def _stop_for(self, hang: Observation, actor: str) -> None:
         """Report a hang as a fault."""

@@ -155,6 +155,29 @@ def test_silence_on_an_open_connection_is_a_lost_node_once_its_peers_wait_for_it
     run(scenario)
 
 
+def test_a_hang_that_is_hidden_while_no_agent_is_heard_was_no_pause():
+    """All connections are away. What ranks said last gets no younger by that."""
+
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        job, now_s = fleet.controller.jobs["j"], fleet.clock.now_s
+        for agent in fleet.agents.values():
+            agent.steps = dict.fromkeys(agent.steps, 7)
+            agent.quiet_ns = int(4e9)
+            agent.send_heartbeat()
+        found = hang(0, certain=False)
+        job.observe([found], [found])
+        since_ns = job._state.hangs.pending.since_ns
+        while fleet.clock.now_s < now_s + 8.0:
+            fleet.clock.now_s += 1.0
+            job.observe([], [])
+        assert job._state.hangs.pending.since_ns == since_ns
+        assert job._state.hangs.longest_pause_ns == 0
+
+    run(scenario)
+
+
 def test_without_a_standby_the_job_waits_for_a_node_and_then_goes_on():
     async def scenario():
         fleet = Fleet("ab")
