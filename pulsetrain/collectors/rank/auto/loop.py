@@ -262,8 +262,12 @@ class TrainingLoop:
             self._description.set("tokens", where)
 
     def finish(self) -> None:
-        """Close the step whose end was still uncertain. Call it when the script has ended."""
-        if self._ended_at:
+        """Close the step whose end was still uncertain. Call it when the script has ended.
+
+        An outer optimizer that steps behind the last inner step, as for local SGD, makes none of its own.
+        """
+        has_trained = self.done.backwards or self.done.fetched
+        if self._ended_at and (has_trained or not self._cycle.is_known):
             self._close(self._ended_at)
 
     def begin_again(self) -> None:

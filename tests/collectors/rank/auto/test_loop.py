@@ -307,6 +307,16 @@ def test_an_optimizer_inside_one_of_the_same_parameters_is_a_part_of_it(watched,
     assert watched.handle.state.step == 3
 
 
+def test_an_outer_optimizer_behind_the_last_step_makes_no_step_of_its_own(watched, auto, model, optimizer):
+    outer = torch.optim.SGD(model.parameters(), lr=0.7)  # of local SGD
+    for number in range(8):
+        loss_of(model, TOKENS[:2]).backward()
+        optimizer.step()
+        if number % 4 == 3:
+            outer.step()
+    assert [step for step, _, _ in steps(watched, auto)] == list(range(8))
+
+
 def test_optimizers_inside_the_backward_pass_make_one_step(watched, auto, model):
     optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
     for parameter in model.parameters():
