@@ -168,7 +168,8 @@ def _running(job: JobSnapshot, findings: Sequence[Finding], cause: str, unseen: 
     row = resizing_row(job)
     fewer = f" on {row['nodes']} of {row['most']} nodes" if row and row["nodes"] < row["most"] else ""
     note = f" To know: {findings[0].summary}" if findings else ""
-    seen = f"step {job.last_step}, {job.world_size} ranks{fewer}, no fault seen."
+    step = f"step {job.last_step}" if job.last_step >= 0 else "no step known"  # it names none, or not yet
+    seen = f"{step}, {job.world_size} ranks{fewer}, no fault seen."
     if unseen:
         return "healthy", f"Healthy as far as is seen: {seen} Not seen: {unseen.rstrip('.')}.{note}"
     return "healthy", f"Healthy: {seen}{note}"

@@ -24,6 +24,12 @@ MOVE = Move(
 LOST = node_snapshot("b", state=NodeState.LOST, connected=False)
 
 
+def test_a_job_that_names_no_steps_has_no_step_of_minus_one():
+    silent = heartbeat("a", *(status(r, last_step=-1) for r in range(2)))
+    told = summarize(job_snapshot(world=world("a"), nodes=(node_snapshot("a", heartbeat=silent),)), [])
+    assert told["sentence"] == "Healthy: no step known, 2 ranks, no fault seen."
+
+
 def test_information_makes_no_job_slow():
     told = summarize(job_snapshot(), [finding("fail_slow", severity="info", summary="Rank 1 became slower.")])
     assert told["state"] == "healthy"
