@@ -315,6 +315,8 @@ class Handle(SharedByCopies):
         if self.state is not None and not self._clock_runs:
             self._clock_runs = True
             self._started = self.state.words[W_STEP_START] = perf_counter_ns()
+            if self.state.processor is not None:
+                self.state.processor.begin_steps(self._started)
             if self._timer is None:
                 self._look_for_device(self.state)
 

@@ -170,6 +170,17 @@ class ProcessorWaits:
             ran + min(ran * left // samples, self._stood),
         )
 
+    def begin_steps(self, at: int) -> None:
+        """Note that the first step begins now. What was lost before, as in imports, is no step's."""
+        try:
+            self._measured(at, STEPLESS_NS)
+        except UNREADABLE:
+            self._give_up()
+            return
+        self._before, self._written = (0, 0, 0), (0, 0)
+        if self._marked > 0:
+            self._marked = at
+
     def end_step(self, step: int, start: int, duration: int) -> None:
         """Write what the step lost, unless that is next to nothing."""
         self._mark_at, self._marked, waiting = NEVER, -1, self._depth > 0

@@ -60,7 +60,18 @@ def test_a_steps_wait_for_a_processor_leaves_out_what_passed_while_it_waited_for
     assert spans(reader) == [("cpu_wait", 7, 4_000_000), ("cpu_wait", 9, 2_000_000)]
 
 
-@pytest.mark.parametrize("closed_in", ["enter", "leave", "step"])
+def test_what_was_lost_before_the_first_step_is_no_steps(ring):
+    state, reader = ring
+    queue = Queue()
+    waits = state.processor = processor.ProcessorWaits(state, queue)
+    queue.waited, queue.ran = 14_000_000_000, 5_000_000_000  # imports, on a busy machine
+    waits.begin_steps(20_000_000_000)
+    queue.waited, queue.ran = 14_010_000_000, 5_060_000_000
+    waits.end_step(0, 20_000_000_000, 100_000_000)
+    assert spans(reader) == [("cpu_wait", 0, 10_000_000), ("off_cpu", 0, 30_000_000)]
+
+
+@pytest.mark.parametrize("closed_in", ["enter", "leave", "step", "begin"])
 def test_a_script_that_closes_all_descriptors_goes_on(ring, closed_in):
     state, reader = ring
     queue = Queue()
@@ -70,6 +81,7 @@ def test_a_script_that_closes_all_descriptors_goes_on(ring, closed_in):
         raise OSError(errno.EBADF, "Bad file descriptor")
 
     for part, call in (
+        ("begin", lambda: waits.begin_steps(1_000)),
         ("enter", lambda: waits.enter_wait(2_000)),
         ("leave", lambda: waits.leave_wait(3_000)),
         ("step", lambda: waits.end_step(0, 1_000, 10_000)),
