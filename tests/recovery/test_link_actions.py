@@ -97,6 +97,8 @@ def test_in_a_job_that_has_shrunk_a_standby_is_enough_for_its_present_size():
         site = Machines("abc", 4, Policy(evictions_per_hour=9), sizes=(2, 2))
         site.agents["b"].link_rate = 0.4
         await site.settle(5.0)
+        for agent in site.agents.values():
+            agent.send_heartbeat()
         await trained(site, SLOW)
         assert active(site) == ["a", "b"]
         site.agents["a"].rank_exits(0, 1)

@@ -3,7 +3,6 @@
 import pytest
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.protocol.messages import Start
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.transitions import Phase
 from pulsetrain.recovery.unsaved_work import UNSEEN_S
@@ -72,12 +71,10 @@ def test_a_job_that_a_new_hub_has_just_taken_over_may_have_worked():
 
 def test_a_pre_emption_that_was_asked_for_at_the_start_is_judged_again_when_it_acts():
     async def scenario():
-        job = Job("ab", mute=(Start,))
-        await job.fleet.settle(0.6)
-        assert job.phase is Phase.STARTING
+        job = Job("ab")
+        await job.fleet.form()
         await job.ask(wait_s=100.0)
         for agent in job.fleet.agents.values():
-            agent.handle(job.fleet.of(agent.hello.node, Start)[-1])
             agent.steps, agent.held = dict.fromkeys(agent.steps, 30), ()
         await job.wait(90)
         assert job.fleet.job.move is not None
