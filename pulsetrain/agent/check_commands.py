@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import asdict
 from typing import Protocol, cast
 
 from pulsetrain.agent.rdma_ends import NEAR, RdmaEnds, active_ports, rdma_ends
+from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.diagnostics import rdma_transfers
 from pulsetrain.diagnostics.memory_nodes import other_memory_nodes
@@ -48,8 +50,13 @@ class CheckCommands:
         self._memory_nodes, self._rdma = memory_nodes, rdma
         self._sinks: list[int] = []
 
-    def link_sink(self, workers: Workers, address: str, command: LinkSink) -> JsonObject:
-        """Begin to take what others send, or end it. See `LinkSink` for what is returned."""
+    def link_sink(
+        self, workers: Workers, address: str, command: LinkSink, rails: Mapping[str, str] | None = None
+    ) -> JsonObject:
+        """Begin to take what others send, or end it. See `LinkSink` for what is returned.
+
+        `rails` are addresses of other interfaces by name.
+        """
         with self._lock:
             for pid in self._sinks:
                 workers.signal(pid, signal.SIGKILL)
@@ -65,8 +72,19 @@ class CheckCommands:
             return {
                 "port": port,
                 "memory_ports": {node: port for node, port in ports.items() if port},
+                "rails": self._rails(workers, rails or {}, command.seconds),
                 "rdma": self._rdma_servers(workers, kwargs),
             }
+
+    def _rails(self, workers: Workers, rails: Mapping[str, str], seconds: float) -> JsonObject:
+        """A sink for each of these interfaces. One that cannot be had is left out."""
+        opened: JsonObject = {}
+        for name, at in rails.items():
+            with contextlib.suppress(PulsetrainError):
+                port = self._serve(workers, SINK, {"address": at, "seconds": seconds, "device": name})
+                if port:
+                    opened[name] = {"address": at, "port": port}
+        return opened
 
     def own_rdma(self, address: str) -> list[JsonObject]:
         """The fields that `own_rdma.checks` takes, of each RDMA port of this node whose link is up."""
@@ -98,8 +116,17 @@ class CheckCommands:
         self._sinks.append(pid)
         return int(cast("JsonObject", value)["port"])
 
-    def link_send(self, workers: Workers, address: str, command: LinkSend) -> JsonObject:
-        """Send to another node. The fields of `TransferReport`."""
+    def link_send(
+        self,
+        workers: Workers,
+        address: str,
+        command: LinkSend,
+        other_ports: Callable[[str], Mapping[str, str]] = lambda address: {},
+    ) -> JsonObject:
+        """Send to another node. The fields of `TransferReport`.
+
+        `other_ports` has the addresses of the interfaces besides that with an address, by name.
+        """
         if command.rdma_port:
             return self._rdma_send(workers, address, command)
         kwargs: JsonObject = {
@@ -109,6 +136,11 @@ class CheckCommands:
             "source": address,
             "bits_per_s": command.bits_per_s,
         }
+        if command.rail:
+            own = other_ports(address).get(command.rail)
+            if own is None:
+                return {"unmeasured": f"{command.rail} has no link or no address"}
+            kwargs |= {"source": own, "device": command.rail}
         return cast("JsonObject", workers.call(SEND, kwargs, command.seconds + SEND_MARGIN_S))
 
     def _rdma_send(self, workers: Workers, address: str, command: LinkSend) -> JsonObject:

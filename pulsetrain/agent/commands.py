@@ -495,12 +495,15 @@ class Commands:
         zygote, address = self._node.zygote, self._node.identity.address
         match command:
             case LinkSink():
-                opened = self._checks.link_sink(zygote, address, command)
+                others = other_ports(address)
+                opened = self._checks.link_sink(zygote, address, command, others)
+                for rail in opened.get("rails", {}).values():
+                    rail["speed_bits_per_s"] = self._port_speed(rail["address"])
                 speed, machine = self._port_speed(address), machine_kind.describe()
-                about: JsonObject = {"machine": machine, "others": other_ports(address)}
+                about: JsonObject = {"machine": machine, "others": list(others)}
                 return {**opened, "speed_bits_per_s": speed, **about}
             case LinkSend():
-                return self._checks.link_send(zygote, address, command)
+                return self._checks.link_send(zygote, address, command, other_ports)
             case ArithmeticCheck():
                 return self._checks.arithmetic(zygote, command)
 

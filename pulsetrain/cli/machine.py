@@ -277,12 +277,18 @@ def transport_sentence(answer: JsonObject) -> str:
     'Measured by RDMA (ib_write_bw): mlx5_0/1.'
     >>> transport_sentence({"rdma_ports": [], "why_tcp": "a: it has no RDMA port"})
     'Measured over TCP. No RDMA: a: it has no RDMA port.'
-    >>> print(transport_sentence({"rdma_ports": [], "unmeasured": ["eth1", "eth2"]}))
-    Measured over TCP.
+    >>> print(transport_sentence({"rdma_ports": [], "rails": {"eth3": ""}, "unmeasured": ["eth1", "eth2"]}))
+    Measured over TCP, and over eth3.
     Not measured: eth1, eth2.
+    >>> print(transport_sentence({"rdma_ports": [], "rails": {"eth3": "fewer than 4 transfers to compare"}}))
+    Measured over TCP, and over eth3.
+    Inconclusive on eth3: fewer than 4 transfers to compare
     """
     if ports := answer.get("rdma_ports"):
         return f"Measured by RDMA (ib_write_bw): {', '.join(ports)}."
-    why, others = answer.get("why_tcp"), answer.get("unmeasured")
-    sentence = f"Measured over TCP. No RDMA: {why}." if why else "Measured over TCP."
-    return f"{sentence}\nNot measured: {', '.join(others)}." if others else sentence
+    why, rails, others = answer.get("why_tcp"), answer.get("rails") or {}, answer.get("unmeasured")
+    over = f"Measured over TCP, and over {', '.join(rails)}." if rails else "Measured over TCP."
+    lines = [f"{over} No RDMA: {why}." if why else over]
+    lines += [f"Inconclusive on {rail}: {reason}" for rail, reason in rails.items() if reason]
+    lines += [f"Not measured: {', '.join(others)}."] if others else []
+    return "\n".join(lines)

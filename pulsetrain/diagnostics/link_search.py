@@ -74,6 +74,13 @@ class Culprit:
     """nothing got through"""
     own_rate: bool = False
     """it is far below its own rate. Others may be as slow, so another node need not be better"""
+    only_told: bool = False
+    """nobody knows whether the job uses it"""
+
+    @property
+    def evicts(self) -> bool:
+        """Whether another node would be better for the job."""
+        return not (self.own_rate or self.only_told)
 
     def row(self) -> dict[str, object]:
         """The culprit as JSON-able evidence."""

@@ -24,18 +24,20 @@ def speed_of_address(address: str, *, sys_root: Path = Path("/sys"), proc: Path 
     return speed_of_interface(sys_root / "class" / "net" / name)
 
 
-def other_ports(address: str, *, sys_root: Path = Path("/sys")) -> list[str]:
+def other_ports(address: str, *, sys_root: Path = Path("/sys")) -> dict[str, str]:
     """Interfaces with hardware that are up and have an address, besides the port with this address.
 
-    Those on the USB bus, as of a management controller, and members of a bond or bridge are left out.
+    The first address of each by its name, an IPv4 one if there is one. Those on the USB bus, as of a
+    management controller, and members of a bond or bridge are left out.
     """
-    found = []
-    for name, own in psutil.net_if_addrs().items():
-        folder, addresses = sys_root / "class" / "net" / name, {a.address for a in own if a.family in _IP}
-        routable = any(not each.startswith("fe80:") for each in addresses)
-        if routable and address not in addresses and _is_up(folder) and not (folder / "master").exists():
-            found.append(name)
-    return sorted(found)
+    found = {}
+    for name, own in sorted(psutil.net_if_addrs().items()):
+        folder, addresses = sys_root / "class" / "net" / name, [a for a in own if a.family in _IP]
+        routable = [a for a in addresses if not a.address.startswith("fe80:")]
+        is_it = any(a.address == address for a in addresses)
+        if routable and not is_it and _is_up(folder) and not (folder / "master").exists():
+            found[name] = min(routable, key=lambda a: a.family != socket.AF_INET).address
+    return found
 
 
 def _is_up(interface: Path) -> bool:

@@ -28,7 +28,8 @@ class TransferReport:
 
     Over TCP `bits_per_s` is that of the best window: a link never carries more than it can, while a busy
     processor makes any window slower. Over RDMA it is the mean, and `resent_share` is not known. `unmeasured`
-    says why the receiver could not take part, which says nothing about the link.
+    says why nothing could be sent, such as that the receiver could not take part. It says nothing about the
+    link.
     """
 
     bits_per_s: float = 0.0
@@ -38,10 +39,18 @@ class TransferReport:
 
 
 class Sink:
-    """Takes what others send to one address, and throws it away. "" is every address."""
+    """Takes what others send to one address, and throws it away. "" is every address.
 
-    def __init__(self, address: str) -> None:
+    With a `device` it takes what arrives there and answers there. Raises `OSError` where that may not be.
+    """
+
+    def __init__(self, address: str, device: str = "") -> None:
         self._socket = listen(address)
+        try:
+            bind_to_device(self._socket, device)
+        except OSError:
+            self._socket.close()
+            raise
         self.port = int(self._socket.getsockname()[1])
         threading.Thread(target=self._accept, name=f"sink {address}", daemon=True).start()
 
@@ -65,12 +74,15 @@ def _drain(taken: socket.socket) -> None:
             pass
 
 
-def host_sink(*, address: str, seconds: float, cpus: Sequence[int] = ()) -> Iterator[dict[str, int]]:
+def host_sink(
+    *, address: str, seconds: float, cpus: Sequence[int] = (), device: str = ""
+) -> Iterator[dict[str, int]]:
     """A service for `Zygote.serve`: {"port": int} of a sink.
 
     It ends itself after `seconds`, even if nobody says so. An `address` that no interface has, as behind a
     translation of addresses, is taken for all of them. With `cpus` it runs on these, so that what it takes
-    ends in the memory next to them. Where they are not this process's to use, nothing is served.
+    ends in the memory next to them. Where they are not this process's to use, nothing is served. Nor is it
+    where this process may not bind to the `device`.
     """
     if cpus:
         try:
@@ -78,17 +90,34 @@ def host_sink(*, address: str, seconds: float, cpus: Sequence[int] = ()) -> Iter
         except OSError:
             yield {"port": 0}
             return
-    sink = Sink(own_address(address))
+    try:
+        sink = Sink(own_address(address), device)
+    except OSError:
+        if not device:
+            raise
+        yield {"port": 0}
+        return
     threading.Timer(seconds, os._exit, (0,)).start()
     yield {"port": sink.port}
     sink.close()
 
 
 def report(
-    *, address: str, port: int, seconds: float, source: str, bits_per_s: float = 0.0
+    *, address: str, port: int, seconds: float, source: str, bits_per_s: float = 0.0, device: str = ""
 ) -> dict[str, object]:
     """`send` as the fields of its report."""
-    return asdict(send(address, port, seconds=seconds, source=own_address(source), bits_per_s=bits_per_s))
+    own = own_address(source)
+    return asdict(send(address, port, seconds=seconds, source=own, bits_per_s=bits_per_s, device=device))
+
+
+def bind_to_device(out: socket.socket, device: str) -> None:
+    """Let all packets of a socket pass one interface, whatever the routes say. "": any.
+
+    Linux sends by the destination, so that with two ports in one network an address of its own is not enough.
+    Raises `OSError` where the kernel (before 5.7 without CAP_NET_RAW) does not allow it.
+    """
+    if device:
+        out.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode())
 
 
 def own_address(address: str) -> str:
@@ -133,11 +162,14 @@ def send(
     source: str = "",
     timeout_s: float = 2.0,
     bits_per_s: float = 0.0,
+    device: str = "",
 ) -> TransferReport:
     """Send to a `Sink` for `seconds`, at `bits_per_s` at most, where that is not 0.
 
-    `source` is the own address to send from. An error is in the report.
+    `source` is the own address to send from. An error is in the report. Where a `device` does not lead to the
+    receiver nothing is measured: networks of several ports need not be joined.
     """
+    connected = False
     try:
         family, to = resolved(address, port)
         with socket.socket(family) as out:
@@ -145,9 +177,11 @@ def send(
             out.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
             if bits_per_s:
                 out.setsockopt(socket.SOL_SOCKET, _PACING_RATE, max(1, int(bits_per_s / 8)))
+            bind_to_device(out, device)
             if source:
                 out.bind(resolved(source, 0)[1])
             out.connect(to)
+            connected = True
             marks = [_mark(out)]
             end_s = marks[0][0] + seconds
             while marks[-1][0] < end_s:
@@ -156,7 +190,8 @@ def send(
                     marks.append(_mark(out))
             info = out.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
     except OSError as error:
-        return TransferReport(error=f"{address}: {error.strerror or error}")
+        why = f"{address}: {error.strerror or error}"
+        return TransferReport(unmeasured=why) if device and not connected else TransferReport(error=why)
     resent, segments = struct.unpack_from("I", info, 100)[0], struct.unpack_from("I", info, 136)[0]
     rates = [8 * (b - a) / (later - now) for (now, a), (later, b) in pairwise(marks)]
     return TransferReport(bits_per_s=max(rates, default=0.0), resent_share=resent / max(1, segments))

@@ -29,8 +29,8 @@ class Links:
 
         {"job", "attempt", "phase", "state", "named": [{"kind", "name", "node", "reason", "broken"}],
         "reason", "rounds", "transfers", "nodes", "silent": {node: why}, "seconds", "transport", "rdma_ports",
-        "why_tcp", "unmeasured"}. Raises `UsageError` for a job that is not known, has too few nodes or is
-        busy.
+        "why_tcp", "rails": {interface: what is not known of it}, "unmeasured"}. Raises `UsageError` for a job
+        that is not known, has too few nodes or is busy.
         """
         source = self._jobs.get(job)
         if source is None:

@@ -598,7 +598,8 @@ class LinkSink:
     to one of the latter ends in that memory node of the machine, which is not the one next to its port.
     "speed_bits_per_s" is the rate of the node's own port, 0 for none that counts (`diagnostics.port_speed`).
     "machine" is what kind of machine it is (`diagnostics.machine_kind`). "others" are interfaces with
-    hardware besides that port, which nothing is sent over.
+    hardware besides that port. "rails" has {"address": str, "port": int, "speed_bits_per_s": float} of those
+    on which it listens.
     "rdma" has {"port": int, "ports": {name: {"active": bool, "memories": [memory node], "speed_bits_per_s":
     float}}, "why_not": str}: the TCP port where a sender asks for a server, the RDMA ports, and why there are
     none.
@@ -614,6 +615,7 @@ class LinkSend:
 
     With `rdma_port` the transfer goes by RDMA between the ports of this name, such as mlx5_0/1, to a `memory`
     node of the receiver, "" for the one next to the port. `port` is then where a server is asked for.
+    With `rail` it goes by TCP out of the interface of this name, from that one's own address.
     `data` of the reply holds the fields of `diagnostics.transfers.TransferReport`.
     """
 
@@ -624,6 +626,7 @@ class LinkSend:
     bits_per_s: float = 0.0
     rdma_port: str = ""
     memory: str = ""
+    rail: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

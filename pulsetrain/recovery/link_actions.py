@@ -3,7 +3,8 @@
 While the job trains nobody's links are measured without a person's word: a transfer at full speed would
 slow the step. At a stop the rounds disturb nobody. A node whose port is named leaves the job only if its
 links were suspected and another node can take its place. A switch or a path evicts nobody, nor does a port
-that is below its own rate but no slower than others: another node would be as slow.
+that is below its own rate but no slower than others: another node would be as slow. Nor does an interface
+besides that of the agent's address, which the job may not use.
 """
 
 from __future__ import annotations
@@ -114,13 +115,11 @@ def _one_machine(nodes: Sequence[Node]) -> str:
 def _to_go(job: JobState, report: LinkReport, suspected: set[str]) -> dict[str, str]:
     """Active nodes that are named and suspected, as many as others can stand in for."""
     members, going = job.members, dict(job.members.failed)
-    wanted = [
-        c for c in report.verdict.culprits if c.node in suspected and c.node not in going and not c.own_rate
-    ]
+    wanted = [c for c in report.verdict.culprits if c.node in suspected and c.node not in going and c.evicts]
     for culprit in sorted(wanted, key=lambda c: not c.broken):
         active = [n.name for n in members.active()]
         left = [n for n in active if n not in {*going, culprit.node}]
-        bad = {*going, *(c.node for c in report.verdict.culprits if not c.own_rate)}
+        bad = {*going, *(c.node for c in report.verdict.culprits if c.evicts)}
         spare = [n for n in members.standbys() if n.name not in bad]
         if culprit.node in active and len(left) + len(spare) >= job.resizing.size:
             going[culprit.node] = reason(culprit)

@@ -10,11 +10,11 @@ from typing import Protocol
 
 from pulsetrain.core.json import JsonObject
 from pulsetrain.diagnostics import rdma_transfers
-from pulsetrain.diagnostics.link_search import LEAST_NODES, LinkSearch, SearchVerdict
+from pulsetrain.diagnostics.link_search import LEAST_NODES, Culprit, LinkSearch, SearchVerdict
 from pulsetrain.diagnostics.link_tests import Measured, Port, Transfer
 from pulsetrain.diagnostics.port_rates import STREAM_SHARE, promised
 from pulsetrain.protocol.messages import Command, Hello, LinkSend, LinkSink, Reply
-from pulsetrain.recovery.link_transport import RAIL, OpenPorts, Transport, port, transport
+from pulsetrain.recovery.link_transport import RAIL, OpenPorts, Transport, port, tcp_rails, transport
 
 BITS_PER_MBIT = 1e6
 MARGIN_S = 8.0  # for the way of a command, the fork of its worker, and its reply
@@ -55,8 +55,9 @@ class LinkOptions:
 class LinkReport:
     """What the rounds over links came to, and whether they went by RDMA.
 
-    `silent` maps nodes that did not take part to the reason. `unmeasured` are interfaces that nodes have
-    besides the one port that is measured over TCP.
+    `silent` maps nodes that did not take part to the reason. `rails` are the interfaces besides the agents'
+    own ports that were measured over TCP, with what is not known of them, "" for nothing. `unmeasured` are
+    those that were not.
     """
 
     verdict: SearchVerdict
@@ -64,6 +65,7 @@ class LinkReport:
     silent: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     transport: Transport = field(default_factory=Transport)
+    rails: Mapping[str, str] = field(default_factory=dict)
     unmeasured: Sequence[str] = ()
 
     def detail(self) -> dict[str, object]:
@@ -80,6 +82,7 @@ class LinkReport:
             "transport": self.transport.name,
             "rdma_ports": list(self.transport.rails),
             "why_tcp": self.transport.why_tcp,
+            "rails": dict(self.rails),
             "unmeasured": list(self.unmeasured),
         }
 
@@ -109,6 +112,7 @@ async def run(
         silent=dict(sorted(rounds.silent.items())),
         seconds=now_s() - began_s,
         transport=rounds.transport,
+        rails=rounds.rails,
         unmeasured=rounds.unmeasured,
     )
 
@@ -123,12 +127,13 @@ class _Rounds:
         self.silent: dict[str, str] = {}
         self._streams: dict[str, float] = {}
         self.transport = Transport()
+        self.rails: dict[str, str] = {}
 
     @property
     def unmeasured(self) -> list[str]:
-        """Interfaces of any node that nothing is sent over."""
+        """Interfaces of any node that nothing was sent over."""
         others = {name for opened in self.opened.values() for name in opened.others}
-        return [] if self.transport.rails else sorted(others)
+        return [] if self.transport.rails else sorted(others - self.rails.keys())
 
     async def open(self) -> None:
         """Have every node open a sink."""
@@ -163,19 +168,59 @@ class _Rounds:
             more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
             self.transport, self.silent = Transport(why_tcp=failed[0] + more), silent
             verdict = await self._search((RAIL,), end_s, now_s)
-        return verdict
+        return verdict if self.transport.rails else await self._with_rails(verdict, end_s, now_s)
 
     async def _search(self, rails: Sequence[str], end_s: float, now_s: Callable[[], float]) -> SearchVerdict:
         if RAIL in rails:
             await self._send_to_themselves()
         search = LinkSearch([self._port(name, rail) for rail in rails for name in sorted(self.opened)])
+        return await self._rounds_of(search, end_s, now_s)
+
+    async def _with_rails(
+        self, verdict: SearchVerdict, end_s: float, now_s: Callable[[], float]
+    ) -> SearchVerdict:
+        """The verdict with what is bad on the other interfaces. They are measured when that is known.
+
+        All of them at the same time, each by itself. What is not known of them does not make the verdict on
+        the agents' own ports doubtful.
+        """
+        rails = tcp_rails(self.opened)
+        found = await asyncio.gather(
+            *(self._rail(rail, nodes, end_s, now_s) for rail, nodes in rails.items())
+        )
+        culprits = [_on_rail(c, rail) for rail, more in zip(rails, found, strict=True) for c in more.culprits]
+        return replace(
+            verdict,
+            culprits=(*verdict.culprits, *culprits),
+            rounds=verdict.rounds + max((more.rounds for more in found), default=0),
+            transfers=verdict.transfers + sum(more.transfers for more in found),
+        )
+
+    async def _rail(
+        self, rail: str, nodes: Sequence[str], end_s: float, now_s: Callable[[], float]
+    ) -> SearchVerdict:
+        """Search one interface of these nodes. Where it does not join them nothing was measured."""
+        search = LinkSearch([self._port(name, rail) for name in nodes])
+        verdict = await self._rounds_of(search, end_s, now_s, least=LEAST_NODES)
+        if verdict.transfers >= LEAST_NODES:
+            self.rails[rail] = verdict.reason
+            return verdict
+        return SearchVerdict()
+
+    async def _rounds_of(
+        self, search: LinkSearch, end_s: float, now_s: Callable[[], float], *, least: int = 0
+    ) -> SearchVerdict:
+        """Rounds until nothing is open. It ends where the first one has fewer than `least` transfers."""
         while end_s - now_s() >= LEAST_ROUND_S and (planned := search.next_round()):
             try:
                 async with asyncio.timeout(end_s - now_s()):
                     measured = await asyncio.gather(*(self._measure(transfer) for transfer in planned))
             except TimeoutError:
                 break  # what this round has measured so far is not comparable
-            search.take([m for m in measured if m is not None and not self._silent(m.transfer)])
+            taken = [m for m in measured if m is not None and not self._silent(m.transfer)]
+            search.take(taken)
+            if len(taken) < least and search.rounds == 1:
+                break
         return self._without_silent(search.verdict())
 
     def _port(self, name: str, rail: str) -> Port:
@@ -209,6 +254,8 @@ class _Rounds:
 
     def _own_rate(self, name: str, rail: str) -> float:
         """What a node's port promises for one transfer, 0 where that is not known."""
+        if rail != RAIL and not self.transport.rails:
+            return 0.0  # by TCP, and no stream inside the machine bounds it
         speed = self.opened[name].speeds.get(rail, 0.0)
         stream = STREAM_SHARE * self._streams.get(name, 0.0) if rail == RAIL else speed
         known = speed > 0 and stream > 0
@@ -233,6 +280,8 @@ class _Rounds:
         margin_s = RDMA_MARGIN_S if command.rdma_port else MARGIN_S
         reply = await self._nodes[sender].ask(command, self._options.seconds + margin_s)
         unmeasured = str(reply.data.get("unmeasured", ""))
+        if command.rail and unmeasured:
+            return None  # it says nothing about the node's other ports
         if reply.error or unmeasured:
             self.silent[sender if reply.error else receiver] = reply.error or unmeasured
             return None
@@ -240,7 +289,18 @@ class _Rounds:
 
     def _command(self, transfer: Transfer) -> LinkSend:
         receiver, memory = transfer.receiver.node, transfer.memory
-        opened, rdma = self.opened[receiver], transfer.receiver.rail != RAIL
+        opened, rail = self.opened[receiver], transfer.receiver.rail
+        if rail in opened.rails and not self.transport.rails:
+            address, port = opened.rails[rail]
+            return LinkSend(
+                id=self._ids(),
+                address=address,
+                port=port,
+                seconds=self._options.seconds,
+                bits_per_s=self._options.bits_per_s,
+                rail=rail,
+            )
+        rdma = rail != RAIL
         tcp_port = opened.memory_ports[memory] if memory and not rdma else opened.tcp_port
         return LinkSend(
             id=self._ids(),
@@ -251,6 +311,13 @@ class _Rounds:
             rdma_port=transfer.receiver.rail if rdma else "",
             memory=memory if rdma else "",
         )
+
+
+def _on_rail(culprit: Culprit, rail: str) -> Culprit:
+    """What was named on one of several interfaces: never the whole node."""
+    if culprit.kind == "node":
+        culprit = replace(culprit, kind="port", name=f"{culprit.node}/{rail}")
+    return replace(culprit, only_told=True)
 
 
 def _measured(transfer: Transfer, data: JsonObject) -> Measured:

@@ -21,7 +21,7 @@ class OpenPorts:
     A sender asks at `rdma_port` for a server. `rdma` has the memory nodes by RDMA port, `active` the ports
     whose link is up. `why_no_rdma` says why there are none. `speeds` has the rates of ports in bits a second,
     that of the TCP port too, without those that do not count. `machine` is what kind of machine it is.
-    `others` are interfaces besides the TCP port.
+    `others` are interfaces besides the TCP port. `rails` has address and TCP port of those that listen.
     """
 
     tcp_port: int
@@ -33,6 +33,7 @@ class OpenPorts:
     speeds: Mapping[str, float] = field(default_factory=dict)
     machine: str = ""
     others: tuple[str, ...] = ()
+    rails: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, data: JsonObject) -> OpenPorts:
@@ -47,9 +48,16 @@ class OpenPorts:
             active=frozenset(name for name, port in ports.items() if port.get("active")),
             why_no_rdma=str(rdma.get("why_not", "")),
             speeds={RAIL: float(data.get("speed_bits_per_s", 0.0))}
-            | {name: float(port.get("speed_bits_per_s", 0.0)) for name, port in ports.items()},
+            | {
+                name: float(port.get("speed_bits_per_s", 0.0))
+                for name, port in {**(data.get("rails") or {}), **ports}.items()
+            },
             machine=str(data.get("machine", "")),
             others=tuple(map(str, data.get("others") or ())),
+            rails={
+                str(name): (str(rail["address"]), int(rail["port"]))
+                for name, rail in (data.get("rails") or {}).items()
+            },
         )
 
 
@@ -98,8 +106,22 @@ def _lacking(nodes: Mapping[str, OpenPorts], reasons: Mapping[str, int]) -> str:
     return "; ".join(said)
 
 
+def tcp_rails(nodes: Mapping[str, OpenPorts]) -> dict[str, list[str]]:
+    """The nodes that listen on an interface besides their TCP port, by its name, where three of them do.
+
+    Nodes that say the same address are left out: they share a machine, or each has a network of its own.
+    """
+    found: dict[str, list[str]] = {}
+    for rail in sorted({name for node in nodes.values() for name in node.rails}):
+        said = Counter(node.rails[rail][0] for node in nodes.values() if rail in node.rails)
+        able = [n for n, node in nodes.items() if rail in node.rails and said[node.rails[rail][0]] == 1]
+        if len(able) >= LEAST_NODES:
+            found[rail] = sorted(able)
+    return found
+
+
 def port(node: str, rail: str, switch: str, opened: OpenPorts) -> Port:
     """The port of a node on one rail, with its other memory nodes."""
-    memories = opened.memory_ports if rail == RAIL else opened.rdma[rail]
+    memories = opened.memory_ports if rail == RAIL else opened.rdma.get(rail, ())
     speed = opened.speeds.get(rail, 0.0)
     return Port(node=node, rail=rail, switch=switch, memories=tuple(sorted(memories)), link_bits_per_s=speed)

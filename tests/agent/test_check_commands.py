@@ -101,6 +101,25 @@ def test_a_node_sends_from_its_own_address_at_the_rate_that_is_allowed():
     assert timeout_s > 0.5
 
 
+def test_each_other_interface_has_a_sink_of_its_own_that_is_bound_to_it():
+    workers, checks = Workers(), made()
+    answer = checks.link_sink(workers, "10.0.0.1", LinkSink(id=1, seconds=30), {"eth1": "10.1.0.1"})
+    assert answer["rails"] == {"eth1": {"address": "10.1.0.1", "port": 9002}}
+    assert workers.calls[1][:2] == ("host_sink", {"address": "10.1.0.1", "seconds": 30, "device": "eth1"})
+    checks.link_sink(workers, "10.0.0.1", LinkSink(id=2, seconds=0))
+    assert [pid for pid, _ in workers.signals] == [501, 502]
+
+
+def test_a_node_sends_out_of_the_interface_that_is_asked_for():
+    workers = Workers()
+    command = LinkSend(id=1, address="10.1.0.2", port=7, seconds=0.5, rail="eth1")
+    made().link_send(workers, "10.0.0.1", command, lambda address: {"eth1": "10.1.0.1"})
+    (_, kwargs, _) = workers.calls[0]
+    assert (kwargs["source"], kwargs["device"]) == ("10.1.0.1", "eth1")
+    gone = made().link_send(workers, "10.0.0.1", command, lambda address: {})
+    assert gone == {"unmeasured": "eth1 has no link or no address"}
+
+
 def test_the_check_of_arithmetic_has_time_to_start():
     workers = Workers()
     CheckCommands().arithmetic(workers, ArithmeticCheck(id=1, seconds=5))

@@ -69,4 +69,4 @@ def test_other_ports_are_interfaces_with_hardware_a_link_and_an_address(port, tm
         for name, at in addresses.items()
     }
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
-    assert other_ports("10.0.0.1", sys_root=tmp_path) == ["eth1"]
+    assert other_ports("10.0.0.1", sys_root=tmp_path) == {"eth1": "10.1.0.1"}

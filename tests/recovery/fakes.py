@@ -180,6 +180,7 @@ class FakeAgent:
     def __init__(self, controller, hello, *, sick=False, mute=(), stepless=False):
         self.controller, self.hello, self.sick, self.mute = controller, hello, sick, mute
         self.link_rate, self.wrong, self.port_speed = 1.0, {}, 0.0
+        self.rail_rates = {}  # of interfaces besides that of its address, as shares
         self.phase, self.waits_in = "forward", ""
         self.replay_error, self.replay_says, self.replay_takes_s = "loss is nan", "", 1.0
         self.replay_fails_with, self.waits_in_replay, self.waiting = frozenset(), frozenset(), None
@@ -240,9 +241,11 @@ class FakeAgent:
             if broken and self.replay_says:
                 data[self.replay_says] = error_text
         elif isinstance(command, LinkSink):
-            data = {"port": 4243, "speed_bits_per_s": self.port_speed}
+            rails = {rail: {"address": f"{self.hello.node}-{rail}", "port": 4243} for rail in self.rail_rates}
+            data = {"port": 4243, "speed_bits_per_s": self.port_speed, "rails": rails}
         elif isinstance(command, LinkSend):
             rate = self.port_speed if command.address == self.hello.address else 1e9 * self.link_rate
+            rate = 1e9 * self.rail_rates[command.rail] if command.rail else rate
             data = {"bits_per_s": rate, "error": "" if rate else "timed out"}
         elif isinstance(command, ArithmeticCheck):
             data = {"ok": not self.wrong, "wrong": self.wrong, "products": 100}

@@ -29,13 +29,18 @@ class FakeNode:
         own=8e9,
         machine="",
         others=(),
+        rails=None,
     ):
         """`rdma` has its RDMA ports. It `refuses` to send by RDMA with this error.
 
+        `rails` are addresses of other interfaces, "at-NAME-RAIL" if only names are given.
         Its ports have negotiated `speed`, and a stream to itself reaches `own`.
         """
         self.memory_port, self.rdma, self.refuses = memory_port, rdma, refuses
         self.speed, self.own, self.machine, self.others = speed, own, machine, list(others)
+        made = rails if isinstance(rails, dict) else {rail: f"at-{name}-{rail}" for rail in rails or ()}
+        self.rails = {rail: {"address": at, "port": 4242} for rail, at in made.items()}
+        self.others += self.rails
         self.name, self.error, self.factors = name, error, dict(factors)
         self.hello = hello(name, address=f"at-{name}", switch=switch)
         self.commands = []
@@ -50,6 +55,7 @@ class FakeNode:
             data |= {"speed_bits_per_s": self.speed} if self.speed else {}
             data |= {"machine": self.machine} if self.machine else {}
             data |= {"others": self.others} if self.others else {}
+            data |= {"rails": self.rails} if self.rails else {}
             if self.rdma:
                 port = {"active": True, "memories": ["1"], "speed_bits_per_s": self.speed}
                 data["rdma"] = {"port": 4242, "ports": dict.fromkeys(self.rdma, port), "why_not": ""}
@@ -61,7 +67,7 @@ class FakeNode:
             return Reply(id=command.id, node=self.name, data={"bits_per_s": self.own, "error": ""})
         to = f"{to}:{command.port}" if command.port != 4242 else to
         to += f"@{command.rdma_port}{command.memory}" if command.rdma_port else ""
-        factor = self.factors.get((self.name, "")) or self.factors.get(("", to)) or 1.0
+        factor = self.factors.get((self.name, command.rail or "")) or self.factors.get(("", to)) or 1.0
         if ("", f"{to}?") in self.factors:
             return Reply(id=command.id, node=self.name, data={"unmeasured": "no right to lock memory"})
         if factor < 0:
@@ -184,6 +190,63 @@ def test_over_tcp_the_ports_that_are_not_measured_are_named(rdma, unmeasured):
     others = {"a": ["eth1"], "b": ["eth2", "eth1"]}
     report = measure(*(FakeNode(name, rdma=rdma, others=others.get(name, ())) for name in "abcde"))
     assert report.detail()["unmeasured"] == unmeasured
+
+
+RAILS = ("eth1", "eth2")
+
+
+def test_over_tcp_other_interfaces_are_measured_too_and_a_slow_one_is_named():
+    slow = {("c", "eth2"): 0.4, ("", "c-eth2"): 0.4}
+    nodes = [FakeNode(name, slow, rails=RAILS) for name in "abcdef"]
+    report = measure(*nodes)
+    (culprit,) = report.verdict.culprits
+    assert (culprit.kind, culprit.name, culprit.node, culprit.evicts) == ("port", "c/eth2", "c", False)
+    detail = report.detail()
+    assert (detail["rails"], detail["unmeasured"]) == ({"eth1": "", "eth2": ""}, [])
+    sent = [c for node in nodes for c in node.sent(LinkSend) if c.rail]
+    assert {(c.rail, c.address.rpartition("-")[2]) for c in sent} == {(rail, rail) for rail in RAILS}
+
+
+def test_an_interface_that_does_not_join_the_nodes_is_told_as_unmeasured_and_named_nowhere():
+    cannot = {("", f"{name}-eth2?"): 1.0 for name in "abcdef"}
+    report = measure(*(FakeNode(name, cannot, rails=RAILS) for name in "abcdef"))
+    assert (named(report), report.silent, report.detail()["state"]) == ([], {}, "healthy")
+    assert (report.rails, report.unmeasured) == ({"eth1": ""}, ["eth2"])
+
+
+def test_a_node_whose_other_interface_reaches_nobody_is_no_bad_link():
+    cannot = {("", "c-eth1?"): 1.0}
+    report = measure(*(FakeNode(name, cannot, rails=RAILS[:1]) for name in "abcdef"))
+    assert (named(report), report.silent) == ([], {})
+
+
+def test_an_agents_own_port_that_is_slow_is_named_beside_good_other_interfaces():
+    slow = {("c", ""): 0.4, ("", "c"): 0.4}
+    report = measure(*(FakeNode(name, slow, rails=RAILS) for name in "abcdef"))
+    assert named(report) == [("node", "c")]
+    assert report.verdict.culprits[0].evicts
+
+
+@pytest.mark.parametrize(
+    "rails",
+    [
+        [{"eth1": "10.0.0.1"}] * 4,  # of one machine, or of containers that all look alike
+        [{"eth1": "10.0.0.1"}, {"eth1": "10.0.0.2"}, {}, {}],
+        [{"eth1": "10.0.0.1"}, {"eth2": "10.0.0.2"}, {"eth3": "10.0.0.3"}, {"eth4": "10.0.0.4"}],
+    ],
+)
+def test_interfaces_that_three_nodes_do_not_have_by_one_name_are_not_measured(rails):
+    nodes = [FakeNode(name, rails=own) for name, own in zip("abcd", rails, strict=True)]
+    report = measure(*nodes)
+    assert report.rails == {}
+    assert report.unmeasured == sorted({name for own in rails for name in own})
+    assert not [c for node in nodes for c in node.sent(LinkSend) if c.rail]
+
+
+def test_other_interfaces_of_nodes_with_rdma_are_left_alone():
+    nodes = [FakeNode(name, rdma=RDMA, rails=RAILS) for name in "abcd"]
+    assert measure(*nodes).rails == {}
+    assert not [c for node in nodes for c in node.sent(LinkSend) if c.rail]
 
 
 def test_a_receiver_that_cannot_take_part_in_rdma_is_told_and_blames_nobody():
