@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,12 +27,18 @@ START_TIMEOUT_S = 180.0  # its imports may come over a slow network file system
 STOP_TIMEOUT_S = 8.0
 POLL_S = 0.5
 
-# The hub ends with the thread that started it. Signals that are for ranks do nothing to it.
+END = signal.SIGINT
+"""What ends the hub of a run. A scheduler's SIGTERM goes to all processes, and this one must outlive it: it
+stores how the run ended."""
+
+# The hub ends with the thread that started it. Signals that are for ranks do nothing to it. SIGINT may have
+# been ignored, as in a script's background.
 BOOT = (
     "import signal, sys; signal.signal(signal.SIGUSR1, signal.SIG_IGN); "
     "signal.signal(signal.SIGUSR2, signal.SIG_IGN); "
+    "signal.signal(signal.SIGINT, signal.default_int_handler); "
     "from pulsetrain.agent.processes.zygote_protocol import die_with; "
-    "die_with(int(sys.argv.pop(1)), signal.SIGTERM); from pulsetrain.cli import main; main()"
+    "die_with(int(sys.argv.pop(1)), signal.SIGINT); from pulsetrain.cli import main; main()"
 )
 
 
@@ -122,7 +129,7 @@ def local_hub(
 ) -> Iterator[LocalHub]:
     """Run a hub on `folder` and free ports while the block lasts.
 
-    Call it from the main thread: the hub gets SIGTERM when that thread ends. Raises `PulsetrainError` with
+    Call it from the main thread: the hub gets `END` when that thread ends. Raises `PulsetrainError` with
     the hub's own last line where it does not start.
     """
     ports = ["--port", "0", *(["--dashboard-port", "0"] if dashboard else ["--no-dashboard"])]
@@ -212,7 +219,7 @@ def _start(
     folder: Path, ports: Sequence[str], log_mode: Literal["wb", "ab"] = "wb"
 ) -> subprocess.Popen[bytes]:
     make_private_folder(folder)
-    words = ["serve", "--data", str(folder), *ports]
+    words = ["serve", "--of-run", "--data", str(folder), *ports]
     with (folder / "hub.log").open(log_mode) as log:
         return subprocess.Popen(
             [sys.executable, "-P", "-c", BOOT, str(os.getpid()), *words],
@@ -259,7 +266,7 @@ def _why_silent(folder: Path) -> str:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
+    process.send_signal(END)
     try:
         process.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:

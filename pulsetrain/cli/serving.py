@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -86,7 +87,10 @@ _hub_flags = grouped(
 )
 @_hub_flags
 @click.option("--observe-only", is_flag=True, default=None, help="Record what would be done, and do nothing.")
-def serve(data: Path | None, config: Path | None, hub: HubFlags, observe_only: bool | None) -> None:
+@click.option("--of-run", is_flag=True, hidden=True, help="End on SIGINT alone, as the hub of a run.")
+def serve(
+    data: Path | None, config: Path | None, hub: HubFlags, observe_only: bool | None, of_run: bool
+) -> None:
     """Run the hub: ingest, store, analysis, controller and dashboard.
 
     The command runs until SIGINT or SIGTERM. Jobs keep training while the hub is away.
@@ -95,10 +99,12 @@ def serve(data: Path | None, config: Path | None, hub: HubFlags, observe_only: b
     """
     with importing():
         from pulsetrain.core.log import configure
+        from pulsetrain.hub.serve import ENDING
         from pulsetrain.hub.serve import serve as run_hub
         from pulsetrain.hub.settings import load_settings
         from pulsetrain.protocol.client import data_folder
 
     configure()
     settings = load_settings(config, asdict(hub), {"observe_only": observe_only})
-    run_hub(data.expanduser().absolute() if data else data_folder(), settings, lambda line: click.echo(line))
+    folder = data.expanduser().absolute() if data else data_folder()
+    run_hub(folder, settings, lambda line: click.echo(line), (signal.SIGINT,) if of_run else ENDING)

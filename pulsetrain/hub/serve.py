@@ -13,8 +13,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from types import FrameType
 
 import structlog
 import uvicorn
@@ -50,13 +51,23 @@ STORE_AGAIN_S, STORE_LONGEST_AGAIN_S = 1.0, 15.0
 """The first and the longest pause between two tries."""
 
 
-def serve(data: Path, settings: Settings, say: Callable[[str], None]) -> None:
-    """Run a hub on folder `data` until SIGINT or SIGTERM. `say` prints one line for people.
+ENDING = (signal.SIGINT, signal.SIGTERM)
 
-    Raises `UsageError` for a port in use, a folder that is not writable, or one that another hub owns.
+
+def serve(
+    data: Path,
+    settings: Settings,
+    say: Callable[[str], None],
+    ends_on: Collection[signal.Signals] = ENDING,
+) -> None:
+    """Run a hub on folder `data` until a signal of `ends_on`. Others of `ENDING` do nothing to it.
+
+    `say` prints one line for people. Raises `UsageError` for a port in use, a folder that is not writable, or
+    one that another hub owns.
     """
     # uvicorn raises a signal it caught once more after its own end: SIGTERM must unwind as Ctrl-C does
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    ends = signal.SIGTERM in ends_on
+    signal.signal(signal.SIGTERM, signal.default_int_handler if ends else _nothing)
     config = settings.hub
     set_process_title("hub")
     allow_many_open_files()
@@ -100,7 +111,11 @@ def serve(data: Path, settings: Settings, say: Callable[[str], None]) -> None:
             say(f"dashboard  {facts['dashboard']}")
         say(f"data       {data}")
         collect_seldom()
-        run_server(parts, listener, certificate)
+        run_server(parts, listener, certificate, ends_on)
+
+
+def _nothing(_signum: int, _frame: FrameType | None) -> None:
+    """Handle a signal that means nothing. One that is ignored would be so in children too."""
 
 
 def open_tables(url: str, settings: Settings) -> Store:
@@ -161,8 +176,26 @@ def candidate(
             hub.stop()
 
 
-def run_server(parts: Parts, listener: socket.socket, certificate: ServerCertificate | None = None) -> None:
-    """Serve until a signal. Connections that agents hold open do not delay the end.
+class Server(uvicorn.Server):
+    """A server that only the signals of `ends_on` end."""
+
+    def __init__(self, config: uvicorn.Config, ends_on: Collection[int] = ENDING) -> None:
+        super().__init__(config)
+        self._ends_on = ends_on
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal came."""
+        if sig in self._ends_on:
+            super().handle_exit(sig, frame)
+
+
+def run_server(
+    parts: Parts,
+    listener: socket.socket,
+    certificate: ServerCertificate | None = None,
+    ends_on: Collection[int] = ENDING,
+) -> None:
+    """Serve until a signal of `ends_on`. Connections that agents hold open do not delay the end.
 
     Raises `Unavailable` once another hub leads in place of this one.
     """
@@ -170,7 +203,7 @@ def run_server(parts: Parts, listener: socket.socket, certificate: ServerCertifi
     def end() -> None:
         server.should_exit = True
 
-    server = uvicorn.Server(
+    server = Server(
         uvicorn.Config(
             build(parts, end),
             log_level="warning",
@@ -180,7 +213,8 @@ def run_server(parts: Parts, listener: socket.socket, certificate: ServerCertifi
             ws_ping_interval=60.0,  # heartbeats tell sooner that an agent is gone
             ws_ping_timeout=60.0,
             ssl_context_factory=None if certificate is None else lambda *_: certificate.context,
-        )
+        ),
+        ends_on,
     )
     with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(server, listener, parts, certificate))

@@ -196,3 +196,21 @@ def test_a_hub_of_its_own_that_was_killed_recovers_the_job(tmp_path):
     run = Run(tmp_path, HUB_DIES, [])
     assert run.code == 0, run.err
     assert run.out.splitlines() == ["[0] goes on"]
+
+
+SCHEDULER_ENDS_ALL = """
+import glob, json, os, pathlib, signal, time
+hub = json.load(open(glob.glob(os.environ["PULSETRAIN_DATA"] + "/runs/*/hub.json")[0]))["pid"]
+os.kill(hub, signal.SIGTERM)
+time.sleep(2)
+print("hub runs:", pathlib.Path(f"/proc/{hub}/environ").read_bytes() != b"")
+"""
+
+
+@pytest.mark.integration
+def test_a_hub_of_its_own_outlives_the_sigterm_that_a_scheduler_sends_to_all(tmp_path):
+    run = Run(tmp_path, SCHEDULER_ENDS_ALL, [])
+    assert run.code == 0, run.err
+    assert run.out.splitlines() == ["[0] hub runs: True"]
+    log = next((tmp_path / "data").rglob("hub.log")).read_text()
+    assert "Traceback" not in log

@@ -1,5 +1,6 @@
 """`pulsetrain serve`: what its options mean to the hub."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,14 +15,16 @@ def served(monkeypatch):
     calls = []
     monkeypatch.setattr(pulsetrain.core.log, "configure", lambda **_: None)
     monkeypatch.setattr(
-        pulsetrain.hub.serve, "serve", lambda folder, settings, say: calls.append((folder, settings))
+        pulsetrain.hub.serve,
+        "serve",
+        lambda folder, settings, say, ends_on: calls.append((folder, settings, ends_on)),
     )
     return calls
 
 
 def test_without_options_the_defaults_hold(cli, served, tmp_path):
     assert cli("serve").exception is None
-    folder, settings = served[0]
+    folder, settings, _ = served[0]
     assert folder == tmp_path / "no-hub-here"
     assert (settings.hub.host, settings.hub.port, settings.hub.dashboard) == ("127.0.0.1", 8780, True)
     assert settings.policy.observe_only is False
@@ -31,7 +34,7 @@ def test_options_go_before_the_file(cli, served, tmp_path):
     file = tmp_path / "hub.toml"
     file.write_text('[hub]\nport = 1\nhost = "127.0.0.2"\n[controller]\nobserve_only = true\n')
     cli("serve", "--data", tmp_path / "data", "--config", file, "--port", 0, "--no-dashboard")
-    folder, settings = served[0]
+    folder, settings, _ = served[0]
     assert folder == tmp_path / "data"
     assert (settings.hub.host, settings.hub.port, settings.hub.dashboard) == ("127.0.0.2", 0, False)
     assert settings.policy.observe_only is True
@@ -50,3 +53,11 @@ def test_a_relative_folder_is_below_the_current_one(cli, served):
 def test_observe_only_is_a_flag_too(cli, served):
     cli("serve", "--observe-only")
     assert served[0][1].policy.observe_only is True
+
+
+@pytest.mark.parametrize(
+    ("words", "ends_on"), [([], (signal.SIGINT, signal.SIGTERM)), (["--of-run"], (signal.SIGINT,))]
+)
+def test_the_hub_of_a_run_is_ended_by_the_run_and_not_by_a_scheduler(cli, served, words, ends_on):
+    cli("serve", *words)
+    assert served[0][2] == ends_on
