@@ -8,8 +8,9 @@ import os
 import re
 import select
 import threading
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -31,6 +32,8 @@ POLL_BYTES = 1 << 20
 """that one look takes of a file, and that are left of one that has run ahead"""
 BEHIND_BYTES = 16 << 20
 """by which a file may run ahead of its echo"""
+BAR_S = 15.0
+"""How often the state of a progress bar is echoed whose line goes on."""
 WAITING_BYTES = 4 << 20
 """which wait for a stream that takes nothing, before no more is read"""
 IDLE_S = 60.0
@@ -75,19 +78,27 @@ class _EchoedFile:
     offset: int = 0
     partial: bytes = b""
     cut: bool = False  # of the line that `partial` begins more has been read
+    bar_due_s: float | None = None  # `partial` is the state of a progress bar, which is echoed then
+    bar: bytes = b""  # the state that was echoed last
+
+    def begin_at(self, offset: int) -> None:
+        """Go on there with a new line."""
+        self.offset, self.partial, self.cut, self.bar_due_s = offset, b"", False, None
 
 
 class Echo:
     """Copies complete lines of files to streams. Errors of a file or a stream are ignored.
 
-    Of a line only what a terminal would show is copied: what stands after its last carriage return. What is
-    held in memory has a bound, whatever ranks print. A stream that takes nothing, such as a terminal that was
-    stopped, holds nobody up: a thread writes to it. Where files run ahead, the rest is left out, and a line
-    says how much.
+    Of a line only what a terminal would show is copied: what stands after its last carriage return. A line
+    that such returns keep unfinished, as that of a progress bar, is copied every `BAR_S` if it has changed.
+    What is held in memory has a bound, whatever ranks print. A stream that takes nothing, such as a terminal
+    that was stopped, holds nobody up: a thread writes to it. Where files run ahead, the rest is left out, and
+    a line says how much.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._files: list[_EchoedFile] = []
+        self._monotonic_s = monotonic_s
         self._lock = threading.Lock()
         self._writer = _StreamWriter()
 
@@ -126,7 +137,7 @@ class Echo:
             return
         size = os.fstat(file.fd).st_size
         if size < file.offset:  # somebody has emptied it
-            file.offset, file.partial, file.cut = 0, b"", False
+            file.begin_at(0)
         if size - file.offset > (POLL_BYTES if final else BEHIND_BYTES):
             self._skip(file, size - POLL_BYTES)
         end = size if final else min(size, file.offset + POLL_BYTES)
@@ -137,19 +148,31 @@ class Echo:
             file.offset += len(chunk)
             *lines, rest = (file.partial + chunk).split(b"\n")
             self._take(file, lines)
+            if lines:
+                file.bar_due_s = None
             self._keep(file, rest)
         if final and file.partial:
             self._take(file, [file.partial])
+        elif file.bar_due_s is not None:
+            self._show_bar(file, file.bar_due_s)
+
+    def _show_bar(self, file: _EchoedFile, due_s: float) -> None:
+        now_s = self._monotonic_s()
+        if now_s >= due_s and file.partial.strip() and file.partial != file.bar:
+            file.bar_due_s, file.bar = now_s + BAR_S, file.partial
+            self._writer.write(file.stream, f"{file.prefix}{self._shown(file, file.partial)}\n")
 
     def _skip(self, file: _EchoedFile, to: int) -> None:
         left_out = f"({to - file.offset:,} bytes of {file.path} are left out here)"
         self._writer.write(file.stream, f"{file.prefix}{left_out}\n")
-        file.offset, file.partial, file.cut = to, b"", False
+        file.begin_at(to)
 
     def _keep(self, file: _EchoedFile, rest: bytes) -> None:
         """Keep an unfinished line, as far as it will be shown."""
         bar = rest.rstrip(b"\r").rfind(b"\r")
         kept = rest[bar + 1 :]
+        if file.bar_due_s is None and b"\r" in rest:
+            file.bar_due_s, file.bar = self._monotonic_s() + BAR_S, b""
         file.cut = len(kept) > LINE_BYTES or (file.cut and bar < 0)
         file.partial = kept[:LINE_BYTES]
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pulsetrain.agent import output
 from pulsetrain.agent.output import Echo, last_lines
 from pulsetrain.agent.processes.rank import TIMED_OUT
+from tests.recovery.fakes import FakeClock
 
 
 @given(text=st.text(alphabet="ab\n", max_size=60), cuts=st.lists(st.integers(0, 60), max_size=5))
@@ -80,6 +81,36 @@ def test_of_a_progress_bar_the_last_state_is_shown_and_little_is_held(tmp_path):
     (tmp_path / "out").unlink()
     _, echo = shown(tmp_path, *[bar] * 50, final=False)
     assert sum(len(file.partial) for file in echo._files) < 100
+
+
+def test_a_bar_that_goes_on_for_long_is_shown_now_and_then(tmp_path):
+    screen, path, clock = io.StringIO(), tmp_path / "err", FakeClock()
+    echo = Echo(clock.monotonic_s)
+    echo.follow(path, "[0] ", screen)
+
+    def shown_after(seconds, part):
+        with path.open("ab") as file:
+            file.write(part)
+        clock.now_s += seconds
+        echo.poll()
+        echo.flush(10)
+        text = screen.getvalue()
+        screen.seek(0)
+        screen.truncate()
+        return text.splitlines()
+
+    assert shown_after(0, b"loading\n\r  0%|  | 0/99") == ["[0] loading"]
+    assert shown_after(output.BAR_S - 1, b"\r  4%|  | 4/99") == []
+    assert shown_after(1, b"\r  5%|# | 5/99") == ["[0]   5%|# | 5/99"]
+    assert shown_after(output.BAR_S - 1, b"\r  9%|# | 9/99") == []
+    assert shown_after(1, b"") == ["[0]   9%|# | 9/99"]
+    assert shown_after(2 * output.BAR_S, b"") == [], "nothing has changed"
+    assert shown_after(0, b"\r100%|##| 99/99\n") == ["[0] 100%|##| 99/99"]
+    assert shown_after(2 * output.BAR_S, b"dots ...") == []
+    assert shown_after(2 * output.BAR_S, b".....") == [], "a line that only grows is shown once"
+    assert shown_after(0, b"\n") == ["[0] dots ........"]
+    assert shown_after(1, b"\r  0%") == []
+    assert shown_after(output.BAR_S, b"") == ["[0]   0%"], "another bar"
 
 
 def test_a_line_without_an_end_is_cut_and_says_so(tmp_path):
