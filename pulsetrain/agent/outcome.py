@@ -57,9 +57,10 @@ def summary(outcome: Outcome) -> str:
         raise UsageError(culprit.last_lines[-1] if culprit is not None and explained else outcome.reason)
     if outcome.exit_code == 0 or culprit is None:
         return outcome.reason
-    lines = "\n".join(f"  | {line}" for line in culprit.last_lines[-SHOWN_LINES:])
+    lines = [f"  | {line}" for line in culprit.last_lines[-SHOWN_LINES:]]
+    said = ["it last said:", *lines] if lines else ["it said nothing on standard error"]
     who = f"rank {culprit.rank} on {culprit.node} (pid {culprit.pid})"
-    return f"{outcome.reason}\n{who} {_describe_exit(culprit.code)}; it last said:\n{lines}"
+    return "\n".join([outcome.reason, f"{who} {_describe_exit(culprit.code)}; {said[0]}", *said[1:]])
 
 
 def _describe_exit(code: int) -> str:

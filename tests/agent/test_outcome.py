@@ -46,6 +46,13 @@ def test_the_summary_names_rank_node_and_how_it_ended():
     ]
 
 
+def test_the_summary_of_a_rank_that_was_silent_says_so():
+    silent = dataclasses.replace(_culprit(-9), last_lines=())
+    text = outcome.summary(Outcome(exit_code=-9, reason="job failed", culprit=silent))
+    said = "rank 3 on a (pid 9) was ended by SIGKILL; it said nothing on standard error"
+    assert text.splitlines() == ["job failed", said]
+
+
 def test_a_usage_error_of_the_ranks_is_passed_on_as_one_line():
     with pytest.raises(UsageError, match=r"^train: needs 8 ranks$"):
         outcome.summary(
