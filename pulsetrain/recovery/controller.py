@@ -213,10 +213,12 @@ class Controller:
     def tick(self) -> None:
         """Let every job look at the clock. If this call itself comes late, no node counts as silent."""
         began_s = self._services.clock.monotonic_s()
-        late = self._is_late(began_s)
+        late, held_up_s = self._is_late(began_s), began_s - self._due_s
         failures = FailureCollector()
         for job in self._jobs.values():
             with failures.collect(f"job {job.name}"):
+                if late:
+                    job.held_up(held_up_s)
                 job.tick(late=late)
         ended_s = self._services.clock.monotonic_s()
         tick_s = TICK_S if self._jobs else IDLE_TICK_S

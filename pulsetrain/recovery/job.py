@@ -275,6 +275,12 @@ class Job:
             attempt.failed.add(exit_.rank)
             self._loop.report(faults.rank_failed(exit_, state.now_ns()))
 
+    def held_up(self, seconds: float) -> None:
+        """The hub itself was held up for so long, until now. Nobody was silent in that time."""
+        now_s = self._services.clock.monotonic_s()
+        for node in self._state.members.present():
+            node.not_listened_to(seconds, now_s)
+
     def tick(self, *, late: bool = False) -> None:
         """Look at the clock. `late`: the hub itself was held up, so that silence proves nothing."""
         state, now_s = self._state, self._services.clock.monotonic_s()

@@ -173,6 +173,10 @@ class Node:
             self.longest_silence_s = silent_s
         self.heard_s = now_s
 
+    def not_listened_to(self, seconds: float, now_s: float) -> None:
+        """The hub itself was held up for so long, until now. That was no silence of the node."""
+        self.heard_s = max(self.heard_s, min(now_s, self.heard_s + seconds))
+
     def leaves(self, leaving: Leaving, now_s: float) -> None:
         """The agent said that it ends."""
         self.leaving, self.leaving_s = leaving, now_s

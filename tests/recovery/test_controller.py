@@ -66,6 +66,31 @@ def test_a_silence_while_the_hub_stood_still_is_not_taken_for_one_that_nodes_sur
     run(scenario)
 
 
+def test_after_a_stand_still_of_the_hub_nodes_have_time_for_their_next_heartbeat():
+    """As after a suspend of the machine: nothing waits in the sockets."""
+
+    async def scenario():
+        fleet = Fleet("abz")
+        await fleet.form()
+        for _ in range(3):
+            fleet.clock.now_s += 20.0
+            fleet.controller.tick()
+            for _ in range(4):
+                fleet.clock.now_s += 0.25
+                fleet.controller.tick()
+            for agent in fleet.agents.values():
+                agent.send_heartbeat()
+        assert "node_lost" not in fleet.journal.kinds()
+        for _ in range(13):
+            fleet.clock.now_s += 0.25
+            fleet.controller.tick()
+            fleet.agents["a"].send_heartbeat()
+            fleet.agents["b"].send_heartbeat()
+        assert fleet.journal.last("node_lost")["node"] == "z"
+
+    run(scenario)
+
+
 def test_eviction_by_hand_is_previewed_then_done_in_the_persons_name():
     async def scenario():
         fleet = Fleet("abz")

@@ -81,21 +81,6 @@ def test_a_port_that_is_below_its_own_rate_as_all_are_is_told_and_evicts_nobody(
     run(scenario)
 
 
-def test_an_interface_that_the_job_may_not_use_is_told_and_evicts_nobody():
-    async def scenario():
-        site = fleet()
-        for name, agent in site.agents.items():
-            agent.rail_rates = {"eth1": 0.4 if name == "b" else 1.0}
-        await trained(site, SLOW)
-        site.agents["a"].rank_exits(0, 1)
-        await site.settle()
-        detail = site.journal.last("link_check")["detail"]
-        assert [c["name"] for c in detail["named"]] == ["b/eth1"]
-        assert "evict" not in site.journal.kinds()
-
-    run(scenario)
-
-
 def test_a_sites_limit_holds_for_the_transfers_at_a_stop():
     async def scenario():
         site = fleet(link_check_mbit=50.0)

@@ -71,10 +71,14 @@ def test_a_job_that_a_new_hub_has_just_taken_over_may_have_worked():
 
 def test_a_pre_emption_that_was_asked_for_at_the_start_is_judged_again_when_it_acts():
     async def scenario():
-        job = Job("ab")
+        job = Job("ab", stepless=True)
         await job.fleet.form()
+        for agent in job.fleet.agents.values():
+            agent.phase = "checkpoint"  # it is not torn
+            agent.send_heartbeat()
         await job.ask(wait_s=100.0)
         for agent in job.fleet.agents.values():
+            agent.stepless, agent.phase = False, "forward"
             agent.steps, agent.held = dict.fromkeys(agent.steps, 30), ()
         await job.wait(90)
         assert job.fleet.job.move is not None
