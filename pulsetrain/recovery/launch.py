@@ -128,7 +128,7 @@ async def _until_decided(asked: Sequence[asyncio.Future[Reply]], overtaken: asyn
         replied = left & done
         left -= replied
         if left and any(not has_answered(task.result()) for task in replied):
-            await asyncio.wait((*left, overtaken), timeout=LAST_REPLIES_S)
+            await asyncio.wait(left, timeout=LAST_REPLIES_S)
             return
 
 
