@@ -3,7 +3,8 @@
 Ranks that hold the same part of a long sequence do more work than those that hold another part, where
 attention is causal. A rank with more micro-batches computes in more pieces. One whose FLOPs are counted may
 have more of them. A rank with fewer tokens pays the fixed costs of a step for fewer of them. Where half of
-the ranks or more always took longer, they may have other work, or be slow.
+the ranks or more always took longer, they may have other work, or be slow. So may ranks that communicate only
+among themselves, as critics do beside actors.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pulsetrain.analytics.slowness import robust
 from pulsetrain.analytics.slowness.step_work import since_change
 from pulsetrain.analytics.slowness.suspects import Suspect
 from pulsetrain.analytics.slowness.timings import Timings
+from pulsetrain.analytics.slowness.work_groups import ALONE
 
 PARTS = 3  # of the steps, in each of which a difference must show
 ERRORS = 4  # standard errors of a difference that is no chance
@@ -45,6 +47,7 @@ def doubt(timings: Timings, suspect: Suspect, inferred: Callable[[], bool] = lam
         or _more_flops(timings, suspect, inferred)
         or _part_of_sequence(timings, suspect)
         or _few_tokens(timings, suspect)
+        or _own_circle(timings, suspect)
         or unseen
     )
 
@@ -244,6 +247,65 @@ def _part_of_sequence(timings: Timings, suspect: Suspect) -> str:
         return ""
     return (
         f"{who} computes {suspect.ratio:.0%} longer, and so do the ranks with the same part of the sequence"
+    )
+
+
+def _own_circle(timings: Timings, suspect: Suspect) -> str:
+    """All ranks that share process groups with it are as slow, and share none with the others.
+
+    "" also where circles are whole nodes of one size, as where nodes average among themselves first.
+    """
+    circles, cohort = timings.circles, np.isin(timings.classes, timings.classes[suspect.columns])
+    if not len(circles) or (circles[suspect.columns] == ALONE).any():
+        return ""
+    inside = np.isin(circles, circles[suspect.columns])
+    own, others = np.flatnonzero(inside & cohort), np.flatnonzero(~inside & cohort)
+    if len(own) < 2 or not len(others) or _are_nodes(timings, np.concatenate([own, others])):
+        return ""
+    levels = np.nanmedian(_log_compute(timings, suspect.rows), axis=0)
+    usual = robust.lower_median(levels[others][np.isfinite(levels[others])])
+    mates = np.setdiff1d(own, suspect.columns)
+    if len(mates) and not np.nanmedian(levels[mates]) - usual >= SHARE * suspect.excess:
+        return ""
+    who = f"{suspect.subject_type} {suspect.subject}"
+    circle = listed(timings.ranks[own].tolist())
+    return (
+        f"{who} computes {suspect.ratio:.0%} longer, as all of {circle} do, which share no process group "
+        f"with the others: they may have other work"
+    )
+
+
+def _are_nodes(timings: Timings, columns: NDArray[np.int64]) -> bool:
+    """Whether the circles of these ranks are whole nodes, all of one size."""
+    circles, circle = np.unique(timings.circles[columns], return_inverse=True)
+    nodes, node = np.unique(timings.nodes[columns], return_inverse=True)
+    pairs = np.unique(np.stack([circle, node]), axis=1).shape[1]
+    alike = len(np.unique(np.bincount(circle))) == 1
+    return "" not in nodes.tolist() and len(circles) == len(nodes) == pairs and alike
+
+
+def own_roles(timings: Timings, work: NDArray[np.float64], alone: NDArray[np.int64], least: float) -> str:
+    """Which of the ranks `alone`, compared with no other, take longer than those of other roles. "" for none.
+
+    `work` is as in `unequal_halves`. Their work may be more, or they may be slow.
+    """
+    if len(np.unique(timings.roles)) < 2:
+        return ""
+    rest = np.setdiff1d(np.arange(len(timings.ranks)), alone)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # columns without a value
+        levels = np.nanmedian(work, axis=0)
+    known = levels[rest][np.isfinite(levels[rest])]
+    if not len(known):
+        return ""
+    longer = alone[levels[alone] - robust.lower_median(known) > np.log1p(least)]
+    if not len(longer):
+        return ""
+    ratio = float(np.exp(levels[longer].max() - robust.lower_median(known)))
+    who, verb = listed(timings.ranks[longer].tolist()), "computes" if len(longer) == 1 else "compute"
+    return (
+        f"{who} {verb} up to {ratio:.2f}x as long as the others, in process groups of other use: "
+        "nobody else does such work"
     )
 
 

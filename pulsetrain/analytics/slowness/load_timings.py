@@ -16,11 +16,13 @@ from pulsetrain.analytics.slowness.timings import (
     LOGGED,
     NUMBERS,
     PARTS,
+    WARM_STEPS,
     Timings,
     own_time,
     running_ratio,
     without_turns,
 )
+from pulsetrain.analytics.slowness.work_groups import WorkGroups, work_groups
 from pulsetrain.records.arrow import number_array
 from pulsetrain.stream.queries import analysis
 from pulsetrain.stream.queries.queryable import AttemptSteps, Queryable
@@ -33,6 +35,11 @@ OVERLAPPED = (
 )
 UNDISTURBED_RATIO = 0.15  # of a step, from which phases without communication stand for all of its compute
 ORDER_STEPS = 8  # newest steps from which the order of a pipeline is read
+GROUP_STEPS, LATE_STEPS = (
+    5,
+    2,
+)  # from which it is read who works in which groups, and newer ones that may lack rows
+GROUP_OPERATIONS = 3_000_000  # that are read for it: fewer steps of a larger job, none above that many a step
 CELLS_AT_ONCE = 400_000  # steps x ranks of one query: bounds the memory of the store's aggregation
 
 
@@ -45,6 +52,7 @@ def load(store: Queryable, steps: AttemptSteps, *, first_step: int, now_ns: int)
     builder = timings_builder(store, steps, nodes, *phases_of(store, steps))
     topology = analysis.topology(store, steps.job, steps.attempt)
     read_order(builder, store, steps, topology)
+    read_groups(builder, store, steps, first_step)
     return builder.timings(
         nodes, topology, job=steps.job, attempt=steps.attempt, first_step=first_step, now_ns=now_ns
     )
@@ -101,6 +109,19 @@ def read_order(builder: TimingsBuilder, store: Queryable, steps: AttemptSteps, t
     builder.order = pipeline_order.stages(heard, builder.ranks.tolist())
 
 
+def read_groups(builder: TimingsBuilder, store: Queryable, steps: AttemptSteps, first_step: int) -> None:
+    """Enter in which groups ranks work, once that was read or enough steps are stored to read it."""
+    last = steps.last - LATE_STEPS
+    first = max(steps.first, first_step + WARM_STEPS, last - GROUP_STEPS + 1)
+    if last - first + 1 < GROUP_STEPS:
+        return
+    newest = replace(steps, first=first, last=last)
+    (row,) = analysis.communication_count(store, newest).to_pylist()
+    count = min(GROUP_STEPS, GROUP_OPERATIONS // max(1, int(row["operations"] or 0)))
+    if count:
+        builder.groups = work_groups(analysis.group_work(store, replace(newest, first=last - count + 1)))
+
+
 def _tells_stages(topology: pa.Table) -> bool:
     """Whether a mesh was named that tells why ranks send: a pipeline, or parts of a sequence."""
     axes = [axis for axis in ("pp", "cp") if axis in topology.column_names]
@@ -145,6 +166,7 @@ class TimingsBuilder:
     `pipeline`: ranks send to each other, so without a topology no two of them are known to do the same work.
     `order`: the stage of each rank as its transfers show it, None where it is not known or not needed.
     `overlapped`: operations were in flight together, and nobody measured how long ranks stood still.
+    `groups`: in which process groups ranks work, None where it was not read.
     """
 
     def __init__(self, steps: NDArray[np.int64], ranks: NDArray[np.int64]) -> None:
@@ -155,6 +177,7 @@ class TimingsBuilder:
         self._seen = np.zeros(len(steps), np.bool_)
         self.pipeline = self.overlapped = False
         self.order: dict[int, int] | None = None
+        self.groups: WorkGroups | None = None
 
     @property
     def steps_at_once(self) -> int:
@@ -180,6 +203,7 @@ class TimingsBuilder:
         """A builder of steps `first`..`last` that holds what this one holds of them before step `until`."""
         builder = TimingsBuilder(np.arange(first, last + 1), self._ranks)
         builder.overlapped, builder.pipeline, builder.order = self.overlapped, self.pipeline, self.order
+        builder.groups = self.groups
         begin, end = max(first, int(self._steps[0])), min(until, int(self._steps[-1]) + 1)
         if begin < end:
             here, there = (slice(begin - at, end - at) for at in (int(self._steps[0]), first))
@@ -235,6 +259,7 @@ class TimingsBuilder:
         numbers = {name: matrices[name] for name in NUMBERS}
         whole, device_wait = numbers["duration_ns"], matrices["device_wait"]
         shares_devices = bool((device_wait > 0).any())
+        groups = self.groups or WorkGroups()
         if shares_devices:
             numbers["duration_ns"] = without_turns(whole, device_wait)
             parts["wait"] = np.maximum(parts["wait"] - (whole - numbers["duration_ns"]), 0.0)
@@ -259,6 +284,8 @@ class TimingsBuilder:
             unknown=OVERLAPPED if self.overlapped and undisturbed is None else "",
             routed_bytes=matrices["routed_bytes"],
             pieces=matrices["pieces"],
+            roles=groups.roles_of(self._ranks),
+            circles=groups.circles_of(self._ranks),
             shares_devices=shares_devices,
             on_device=bool(on_device.any()),
         )

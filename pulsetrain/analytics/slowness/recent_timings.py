@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from pulsetrain.analytics.slowness.load_timings import (
     TimingsBuilder,
     phases_of,
+    read_groups,
     read_order,
     read_parts,
     timings_builder,
@@ -163,6 +164,7 @@ class RecentTimings:
         builder = timings_builder(store, steps, nodes, compute, communication)
         topology = analysis.topology(store, self.job, self.attempt)
         read_order(builder, store, steps, topology)
+        read_groups(builder, store, steps, first_step)
         loaded = _Loaded(
             first_step=first_step,
             builder=builder,
@@ -213,6 +215,8 @@ class RecentTimings:
         held.builder, held.last, held.looked_ns = builder, last, now_ns
         self._read_topology(store, held)
         read_order(builder, store, self._steps(first, last), held.topology)
+        if builder.groups is None:
+            read_groups(builder, store, self._steps(first, last), held.first_step)
         self._settle(held, now_ns)
         return held
 

@@ -1,10 +1,10 @@
 """Ranks and nodes that compute slower than others with the same work, step after step.
 
 Compute time is net of communication, because a barrier makes step times alike. The cohort of a rank are the
-ranks of its pipeline stage on the same GPU model. The reference is the cohort's lower median, which holds
-even where half of the cohort is slow. A rank is slow where its excess over the reference exceeds two limits:
-what noise explains, so that all tests together raise few false alarms, and a floor that rises with the noise
-of a step.
+ranks of its pipeline stage on the same GPU model that communicate as it does (`work_groups`). The reference
+is the cohort's lower median, which holds even where half of the cohort is slow. A rank is slow where its
+excess over the reference exceeds two limits: what noise explains, so that all tests together raise few false
+alarms, and a floor that rises with the noise of a step.
 
 On an oversubscribed host a rank's quick steps must also be slower than the others' slow steps, because a rank
 that is unlucky for a while still has quick ones. In cohorts of one or two ranks there is no majority. There a
@@ -107,6 +107,7 @@ def find(
         or changes.doubt
         or may_be_starved(timings, config)
         or by_design.unequal_halves(timings, work.whole[rows], config.warning_ratio)
+        or by_design.own_roles(timings, work.whole[rows], _alone(timings, compared), config.warning_ratio)
         or _not_known(timings, work.whole, rows)
         or _left_out(timings, work.whole, compared | set(changes.compared.tolist()), config)
     )
@@ -170,11 +171,16 @@ def _suspects(
     sigmas = robust.sigmas_needed(config.false_alarms, len(windows) * len(timings.ranks))
     tables = [table for window in windows if (table := _table(timings, work, window, config)) is not None]
     compared = {column for table in tables for column in table.columns.tolist()}
-    alone = np.array(sorted(set(range(len(timings.ranks))) - compared), np.int64)
+    alone = _alone(timings, compared)
     suspects = [suspect for table in tables for suspect in find_suspects(table, sigmas, config)]
     hidden = hidden_by_noise(tables, sigmas)
     changes = find_changed(timings, work.whole, alone, sigmas, config)
     return [*suspects, *changes.suspects, *find_held_up(timings, config)], changes, compared, hidden
+
+
+def _alone(timings: Timings, compared: set[int]) -> Rows:
+    """The columns of ranks that were compared with no other."""
+    return np.array(sorted(set(range(len(timings.ranks))) - compared), np.int64)
 
 
 def _matters(suspect: Suspect, processor_wait: float, config: StragglerConfig) -> bool:

@@ -58,6 +58,7 @@ class Timings:
     `nodes`, `stages`, `replicas` (data-parallel), `contexts` (context-parallel) and `experts`
     (expert-parallel) have one entry for each rank, or none at all. An entry is below 0 where the topology
     does not tell it. `models` are the GPU models of the ranks, none at all where they are alike or not known.
+    `roles` and `circles` tell who works in which process groups (`work_groups`), none at all where unknown.
     `stages_known`: a mesh named the stages, or transfers show a chain of three or more. Other stages only say
     which ranks may do other work. `shares_devices`: ranks took turns on devices in some of the steps.
     `on_device`: devices timed compute in some of them. `round_ends_ns` (UTC) are set where rounds of
@@ -80,6 +81,8 @@ class Timings:
     replicas: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     contexts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     experts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    roles: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    circles: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     running_ratio: Matrix | None = None
     unknown: str = ""
     routed_bytes: Matrix | None = None
@@ -158,12 +161,14 @@ class Timings:
 
     @cached_property
     def classes(self) -> NDArray[np.int64]:
-        """A number for each rank, alike for ranks of one pipeline stage on the same GPU model."""
-        if not len(self.models):
-            return self.stages
-        _, stage = np.unique(self.stages, return_inverse=True)
-        models, model = np.unique(self.models, return_inverse=True)
-        return np.asarray(stage * len(models) + model, np.int64)
+        """A number for each rank, alike for ranks of one pipeline stage and role on the same GPU model."""
+        classes = self.stages
+        for more in (self.models, self.roles):
+            kinds, kind = np.unique(more, return_inverse=True)
+            if len(kinds) > 1:
+                _, number = np.unique(classes, return_inverse=True)
+                classes = np.asarray(number * len(kinds) + kind, np.int64)
+        return classes
 
     @cached_property
     def cohorts(self) -> list[NDArray[np.int64]]:

@@ -323,6 +323,29 @@ def group_members(store: Queryable, steps: AttemptSteps) -> pa.Table:
     )
 
 
+def group_work(store: Queryable, steps: AttemptSteps) -> pa.Table:
+    """What each rank usually does in each process group: rank, group, phase, operations, bytes (a step).
+
+    The medians over these steps. What is done in fewer than half of them is left out, and sends and receives.
+    """
+    count = steps.last - steps.first + 1
+    usual = f"arraySort(arrayResize(groupArray({{}}), {count}))[{(count + 1) // 2}]"
+    return store.query(
+        f"""
+        SELECT rank, `group`, phase, {usual.format("done")} AS operations, {usual.format("payload")} AS bytes
+        FROM (
+          SELECT step, rank, `group`, s.phase AS phase, toInt64(count()) AS done,
+                 toInt64(sum(s.bytes)) AS payload
+          FROM spans AS s
+          WHERE {IN_RANGE} AND category = 'communication' AND NOT s.open AND `group` != '' AND seq >= 0
+            AND peer < 0 AND s.phase NOT IN ('send', 'recv')
+          GROUP BY step, rank, `group`, phase)
+        GROUP BY rank, `group`, phase HAVING operations > 0
+        """,
+        steps.params,
+    )
+
+
 def flops_source(store: Queryable, steps: AttemptSteps) -> str:
     """Where the FLOPs of the attempt's steps come from, as its ranks said.
 

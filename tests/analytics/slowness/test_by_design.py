@@ -116,6 +116,43 @@ def test_ranks_on_an_older_gpu_model_are_compared_among_themselves():
     assert finding.evidence["ratio"] == pytest.approx(1.3, abs=0.02)
 
 
+CRITICS = np.repeat([0, 1], [6, 2])
+
+
+def test_ranks_of_another_role_are_compared_among_themselves():
+    own = compute() * np.where(CRITICS, 1.8, 1.0)
+    assert sorted(named(straggler.find(job(own)))) == ["6", "7"]
+    assert "compute up to 1.80x as long as the others" in said(job(own, roles=CRITICS))
+    own[:, 2] *= 1.3
+    assert named(straggler.find(job(own, roles=CRITICS))) == ["2"]
+    half = compute() * np.repeat([1.8, 1.0], 4)
+    half[:, 2] *= 1.3
+    assert named(straggler.find(job(half, roles=np.repeat([0, 1], 4)))) == ["2"]
+
+
+def test_the_only_rank_of_a_role_is_inconclusive_where_it_takes_longer():
+    own, roles = compute(), np.repeat([0, 1], [7, 1])
+    assert isinstance(straggler.find(job(own, roles=roles))[0], Healthy)
+    own[:, 7] *= 1.8
+    assert "rank 7 computes up to 1.80x as long as the others" in said(job(own, roles=roles))
+
+
+def test_ranks_that_share_no_group_with_the_others_may_have_other_work():
+    own = compute() * np.where(CRITICS, 1.8, 1.0)
+    circles = np.where(CRITICS, 6, 0)
+    assert "as all of ranks 6-7 do, which share no process group" in said(job(own, circles=circles))
+    nodes = np.where(CRITICS, "b", "a")
+    assert "other work" in said(job(own, circles=circles, nodes=nodes))
+    own[:, 6] /= 1.8
+    assert named(straggler.find(job(own, circles=circles))) == ["7"]
+
+
+def test_a_slow_node_whose_ranks_average_among_themselves_first_is_named():
+    own = compute() * np.repeat([1, 1, 1, 1.8], 2)
+    circles, nodes = np.repeat([0, 2, 4, 6], 2), np.repeat(["a", "b", "c", "d"], 2)
+    assert named(straggler.find(job(own, circles=circles, nodes=nodes))) == ["d"]
+
+
 def test_stages_on_unlike_gpu_models_make_a_cohort_for_each_stage_and_model():
     timings = job(compute(), stages=STAGES, models=np.tile(["A100", "H100"], 4))
     assert [cohort.tolist() for cohort in timings.cohorts] == [[0, 2], [1, 3], [4, 6], [5, 7]]

@@ -19,8 +19,8 @@ STEPS = AttemptSteps(job="j", attempt=0, first=0, last=19)
 class FakeStore:
     """Answers the queries of `load` from a fleet, and counts what was asked."""
 
-    def __init__(self, columns, transfers=()):
-        self.columns, self.asked, self.transfers = columns, [], transfers
+    def __init__(self, columns, transfers=(), work=()):
+        self.columns, self.asked, self.transfers, self.work = columns, [], transfers, work
 
     def query(self, sql, params=None):
         self.asked.append((sql, params))
@@ -29,6 +29,11 @@ class FakeStore:
             more = ["recv"] if self.transfers else []
             categories = ["compute", *["communication"] * (1 + len(more))]
             return pa.table({"phase": ["forward", "all_reduce", *more], "category": categories})
+        if "AS operations FROM span_rollup" in sql:
+            return pa.table({"operations": [len(self.work)]})
+        if "HAVING operations" in sql:
+            names = ("rank", "group", "phase", "operations", "bytes")
+            return pa.table({n: [row[i] for row in self.work] for i, n in enumerate(names)})
         if "argMin((s.phase, s.peer)" in sql:
             return pa.Table.from_pylist(
                 [
@@ -297,3 +302,31 @@ def test_under_overlap_phases_without_communication_tell_who_is_slow():
     assert [f.subject for f in findings(straggler.find(job))] == ["3"]
     store.undisturbed_ratio = 0.05  # too little of a step to stand for the rest
     assert load_timings.load(store, STEPS, first_step=0, now_ns=0).unknown
+
+
+WORLD = [(rank, "world", "all_reduce", 1, 8) for rank in range(8)]
+ACTORS = [(rank, "1", "all_reduce", 4, 1 << 20) for rank in range(6)]
+
+
+def test_ranks_with_process_groups_of_their_own_are_a_cohort_of_their_own():
+    columns = fleet(steps=40, stages=1, slow={6: 1.8, 7: 1.8}) | {"pp": np.full(320, -1)}
+    steps = AttemptSteps(job="j", attempt=0, first=0, last=39)
+    alike = load_timings.load(FakeStore(columns), steps, first_step=0, now_ns=5)
+    assert [f.severity for f in findings(straggler.find(alike))] == ["critical"]
+    critics = [(rank, "2", "all_gather", 9, 1 << 20) for rank in (6, 7)]
+    store = FakeStore(columns, work=[*WORLD, *ACTORS, *critics])
+    loaded = load_timings.load(store, steps, first_step=0, now_ns=5)
+    assert [cohort.tolist() for cohort in loaded.cohorts] == [[0, 1, 2, 3, 4, 5], [6, 7]]
+    assert not findings(straggler.find(loaded))
+    asked = [params for sql, params in store.asked if "HAVING operations" in sql]
+    assert [(params["first"], params["last"]) for params in asked] == [(33, 37)]
+
+
+@pytest.mark.parametrize(("last", "most"), [(7, 1000), (39, 7)], ids=["early", "too many"])
+def test_of_few_steps_or_too_many_operations_the_groups_are_not_read(last, most, monkeypatch):
+    monkeypatch.setattr(load_timings, "GROUP_OPERATIONS", most)
+    store = FakeStore(fleet(steps=40), work=WORLD)
+    steps = AttemptSteps(job="j", attempt=0, first=0, last=last)
+    loaded = load_timings.load(store, steps, first_step=0, now_ns=5)
+    assert len(loaded.cohorts) == 2
+    assert not [sql for sql, _ in store.asked if "HAVING operations" in sql]

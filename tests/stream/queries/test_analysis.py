@@ -338,3 +338,22 @@ def test_the_newest_loss_of_a_rank_is_that_which_it_logged_last(chdb_store):
     of = AttemptSteps(job="behind", attempt=0, first=0, last=3)
     found = analysis.newest_losses_not_finite(chdb_store, of, [0, 1, 2])
     assert found.to_pylist() == [{"step": 2, "rank": 0}, {"step": 3, "rank": 2}]
+
+
+def test_the_usual_work_in_groups_leaves_out_what_is_seldom_or_not_stored_yet(chdb_store):
+    def row(step, rank, group, phase="all_reduce", size=10, seq=1, peer=-1):
+        return step, rank, group, phase, size, seq, peer
+
+    rows = [row(step, 0, "tp", seq=seq) for step in range(5) for seq in range(2)]
+    rows += [
+        row(step, 1, "tp", seq=seq) for step in range(3) for seq in range(2)
+    ]  # its newest are on their way
+    rows += [row(2, 0, "log"), *(row(step, 0, "pp", "send", peer=1) for step in range(5))]
+    names = ("step", "rank", "group", "phase", "bytes", "seq", "peer")
+    columns = {name: [r[i] for r in rows] for i, name in enumerate(names)}
+    same = {"job": "work", "attempt": 0, "open": False, "category": "communication"}
+    columns |= {name: [value] * len(rows) for name, value in same.items()}
+    chdb_store.insert("spans", table("spans", len(rows), **columns), token="work")
+    found = analysis.group_work(chdb_store, AttemptSteps(job="work", attempt=0, first=0, last=4)).to_pylist()
+    whole = {"group": "tp", "phase": "all_reduce", "operations": 2, "bytes": 20}
+    assert sorted(found, key=lambda r: r["rank"]) == [{"rank": rank, **whole} for rank in (0, 1)]
