@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -10,6 +11,7 @@ from pulsetrain.analytics.hangs.broken_links import BrokenLinks
 from pulsetrain.analytics.hangs.condition import Condition
 from pulsetrain.analytics.hangs.hang import HangDiagnosis
 from pulsetrain.analytics.hangs.job_view import JobView, WatchConfig, slow_phase
+from pulsetrain.analytics.hangs.sinks import StuckGroup
 from pulsetrain.analytics.verdict import Finding, Inconclusive, SubjectType, Verdict
 from pulsetrain.protocol.messages import RankStatus
 
@@ -22,7 +24,10 @@ _OF_LINKS = 0.8  # stated confidence in a link that carries nothing, as in a net
 _MAX_LINKS = 64  # that are listed in the evidence
 _ON_THE_HOST = ("working", "waits", "slow_phase", "debugger")  # what a rank does that no device holds up
 MOST_NAMED = 16
-"""Ranks that get a finding of their own, those that cannot move first. The evidence of each lists all."""
+"""Ranks that get a finding of their own, those that cannot move first."""
+MOST_LISTED = 512  # as many as the dashboard shows one by one
+"""Ranks of one kind, and nodes, that the evidence of a finding lists. Where there are more it counts them."""
+_MOST_OF_GROUP = 64  # ranks of one kind that it lists of a stuck group
 MOST_JUDGED = 16  # members of a group on devices whose stacks are read
 _DEVICE_TIMEOUT_S, _HOST_TIMEOUT_S = 600, 1800  # torch's own, of NCCL and of gloo
 _USUAL = 1.25  # a silence shorter than so many times the longest that ended at the same place is no hang
@@ -262,14 +267,30 @@ class Stall:
         return {
             "query": "watch.hang",
             "class": diagnosis.verdict,
-            "culprits": diagnosis.culprits,
-            "victims": diagnosis.victims,
-            "nodes": sorted({node for r in diagnosis.culprits if (node := view.node_of(r))}),
+            **_bounded("culprits", diagnosis.culprits),
+            **_bounded("victims", diagnosis.victims),
+            **_bounded("nodes", sorted({node for r in diagnosis.culprits if (node := view.node_of(r))})),
             "silence_ns": {r.rank: view.age_ns(r) for r in view.ranks} if few else {},
             "stall_ns": self.stall_ns,
             "median_step_ns": view.median_step_ns,
-            "groups": [group.answer() for group in diagnosis.groups[:_MAX_GROUPS]],
+            "groups": [_group(group) for group in diagnosis.groups[:_MAX_GROUPS]],
         }
+
+
+def _bounded(name: str, all_of_them: Sequence[object], most: int = MOST_LISTED) -> dict[str, object]:
+    """Return the first of them under `name`, and under `name`_in_all how many there are where not all fit."""
+    if len(all_of_them) <= most:
+        return {name: all_of_them}
+    return {name: all_of_them[:most], f"{name}_in_all": len(all_of_them)}
+
+
+def _group(group: StuckGroup) -> dict[str, object]:
+    """Return a stuck group for the evidence, its ranks bounded."""
+    answer: dict[str, object] = {**group.answer()}
+    for name in ("members", "waiting", "missing", "mismatched"):
+        ranks = answer.pop(name)
+        answer |= _bounded(name, ranks, _MOST_OF_GROUP) if isinstance(ranks, Sequence) else {}
+    return answer
 
 
 def _evidence_of_links(links: BrokenLinks) -> dict[str, object]:
@@ -277,7 +298,14 @@ def _evidence_of_links(links: BrokenLinks) -> dict[str, object]:
     if not links.pairs:
         return {}
     pairs = [list(pair) for pair in links.pairs[:_MAX_LINKS]]
-    return {"class": "network", "culprits": [], "nodes": links.nodes, "links": pairs}
+    nobody = {"culprits": [], "culprits_in_all": 0}
+    return {
+        "class": "network",
+        **nobody,
+        "nodes": links.nodes,
+        "nodes_in_all": len(links.nodes),
+        "links": pairs,
+    }
 
 
 def device_members(view: JobView, diagnosis: HangDiagnosis) -> tuple[int, ...]:

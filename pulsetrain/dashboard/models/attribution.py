@@ -25,6 +25,8 @@ class Attribution:
     nodes: Mapping[str, str] = field(default_factory=dict)
     parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     victims: frozenset[int] = frozenset()
+    unlisted: int = 0
+    """Victims beyond those that a finding lists."""
     sentence: str = ""
 
     @property
@@ -120,8 +122,18 @@ def attribute(findings: Sequence[JsonObject]) -> Attribution:
         nodes=nodes,
         parts={node: tuple(sorted(names)) for node, names in parts.items()},
         victims=frozenset(v for row in serious for v in _victims(row["evidence"])) - ranks.keys(),
+        unlisted=max((_unlisted(row["evidence"]) for row in serious), default=0),
         sentence=serious[0]["summary"] if serious else "",
     )
+
+
+def _unlisted(evidence: str) -> int:
+    """How many victims a finding counts and does not list."""
+    try:
+        told = json.loads(evidence)
+        return max(0, int(told.get("victims_in_all", 0)) - len(told.get("victims", [])))
+    except (ValueError, TypeError, AttributeError):
+        return 0
 
 
 def _victims(evidence: str) -> list[int]:

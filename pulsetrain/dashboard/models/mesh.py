@@ -34,7 +34,7 @@ def blocks(rows: Sequence[JsonObject], blamed: Sequence[JsonObject], blame: Attr
     Where findings name more than half of the job as victims, blocks that run are blocks that wait.
     """
     in_all = sum(row["ranks"] for row in rows)
-    waiting = 2 * len(blame.victims) >= in_all > 0
+    waiting = 2 * (len(blame.victims) + blame.unlisted) >= in_all > 0
     return [_block(row, blamed, blame, waiting=waiting) for row in rows]
 
 
@@ -61,7 +61,7 @@ def tally(rows: Sequence[JsonObject], blame: Attribution, blamed: Sequence[JsonO
         if state:
             counts[state] += 1
             counts[row["state"]] -= row["state"] != "running"
-    counts["victim"] = len(blame.victims)
+    counts["victim"] = len(blame.victims) + blame.unlisted
     counts["running"] = sum(row["ranks"] for row in rows) - sum(counts.values())
     order = sorted((s for s in counts if counts[s] > 0), key=lambda s: -look(s, RANK_STATES).urgency)
     return ", ".join(f"{counts[state]:,} {look(state, RANK_STATES).label}" for state in order)

@@ -48,6 +48,14 @@ def test_a_hang_of_the_whole_job_shows_who_waits():
     assert tally(ROWS, blame, BLAMED) == "1 culprit, 511 waits"
 
 
+def test_victims_that_a_finding_counts_and_does_not_list_wait_too():
+    found = finding(371, victims=range(200))
+    found["evidence"] = json.dumps({"victims": list(range(200)), "victims_in_all": 511})
+    blame = attribute([found])
+    assert set(states(blocks(ROWS, BLAMED, blame)).values()) == {"culprit", "victim"}
+    assert tally(ROWS, blame, BLAMED) == "1 culprit, 511 waits"
+
+
 def test_silence_is_no_data_and_a_stopped_rank_outweighs_it():
     shown = blocks([row(0, 0, no_data=3), row(0, 1, no_data=1, stopped=1)], [], attribute([]))
     assert states(shown) == {(0, 0): "no_data", (0, 1): "stopped"}
