@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 import torch.distributed as dist
 
+from pulsetrain.checkpoint.in_place import InPlace
 from pulsetrain.checkpoint.memory import layout as layouts
 from pulsetrain.checkpoint.optimizers import optimizer_parameters, possible_names
 from pulsetrain.checkpoint.resharding.reading_ranks import ReadingRanks, exchange
@@ -30,7 +31,7 @@ from pulsetrain.checkpoint.saved_state import (
     with_tensors,
 )
 from pulsetrain.checkpoint.saved_trees import SavedTrees
-from pulsetrain.checkpoint.state_restore import copied_names, extra_names, load_by_itself
+from pulsetrain.checkpoint.state_restore import copied_names, extra_names, load_by_itself, load_object
 from pulsetrain.checkpoint.storage.backend import open_storage
 from pulsetrain.checkpoint.storage.manifest import Checkpoints, Manifest, Segment
 from pulsetrain.checkpoint.storage.tensor_index import TensorIndex, beginnings
@@ -138,7 +139,7 @@ def load_state(saved: SavedState, state: Mapping[str, object], trees: SavedTrees
 
     Raises `CheckpointError` where a tensor is missing or has another global shape.
     """
-    taken = load_form(saved, state, trees)
+    taken, in_place = load_form(saved, state, trees), InPlace(state)
     for key, value in state.items():
         part = taken[key]
         if part is value:
@@ -146,9 +147,9 @@ def load_state(saved: SavedState, state: Mapping[str, object], trees: SavedTrees
         if isinstance(part, ModuleForm):
             part.load_extra()
         elif hasattr(value, "load_state_dict"):
-            value.load_state_dict(part)
+            load_object(value, part)
         else:
-            state[key] = part  # type: ignore[index]  # numbers live in a mutable mapping
+            state[key] = in_place.fill(value, part)  # type: ignore[index]  # numbers live in a mutable mapping
 
 
 def load_form(

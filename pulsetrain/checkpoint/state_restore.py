@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, MutableMapping
+from typing import Any
 
-import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
 from pulsetrain.checkpoint import fsdp1
+from pulsetrain.checkpoint.in_place import InPlace, copied, memory, typed_like
 from pulsetrain.checkpoint.memory.arena import Arena
 from pulsetrain.checkpoint.memory.layout import Entry, Layout, Nested, decode, decode_values, rebuild
 from pulsetrain.checkpoint.memory.slots import SlotInfo, payload_offset
@@ -40,9 +42,10 @@ def put_back(state: Mapping[str, object], saved: Mapping[str, Nested]) -> None:
     missing = [key for key in state if key not in saved]
     if missing:
         raise CheckpointError(f"checkpoint has no {', '.join(missing)}; it has: {', '.join(saved)}")
+    in_place = InPlace(state)
     with torch.no_grad():
         for key, value in state.items():
-            _put(key, value, saved[key], state)
+            _put(key, value, saved[key], state, in_place)
 
 
 def _view(payload: memoryview, entry: Entry) -> torch.Tensor:
@@ -53,7 +56,7 @@ def _view(payload: memoryview, entry: Entry) -> torch.Tensor:
     return raw.view(dtype).view(entry.shape)
 
 
-def _put(key: str, value: object, saved: Nested, state: Mapping[str, object]) -> None:
+def _put(key: str, value: object, saved: Nested, state: Mapping[str, object], in_place: InPlace) -> None:
     if isinstance(value, torch.nn.Module):
         _put_module(key, value, saved)
     elif isinstance(value, torch.optim.Optimizer):
@@ -61,9 +64,17 @@ def _put(key: str, value: object, saved: Nested, state: Mapping[str, object]) ->
     elif isinstance(value, torch.Tensor):
         _copy(key, value, saved)
     elif hasattr(value, "load_state_dict"):
-        value.load_state_dict(_copied(saved))
+        load_object(value, copied(saved))
     elif isinstance(state, MutableMapping):
-        state[key] = _copied(saved)
+        state[key] = in_place.fill(value, saved)
+
+
+def load_object(value: Any, saved: Nested) -> None:
+    """Give an object what it is to load, with mappings and tuples of the types that its state has now."""
+    live = None
+    with contextlib.suppress(Exception):  # one that has no state before it is loaded
+        live = value.state_dict()
+    value.load_state_dict(typed_like(live, saved))
 
 
 def _put_module(key: str, module: torch.nn.Module, saved: Mapping[str, Nested]) -> None:
@@ -78,7 +89,7 @@ def _put_module(key: str, module: torch.nn.Module, saved: Mapping[str, Nested]) 
         if name not in extra:
             _copy(f"{key}.{name}", tensor, saved[name])
     if extra or copies:
-        load_by_itself(module, live, {name: _copied(saved[name]) for name in extra})
+        load_by_itself(module, live, {name: copied(saved[name]) for name in extra})
 
 
 def extra_names(entries: Mapping[str, object]) -> list[str]:
@@ -94,20 +105,12 @@ def copied_names(module: torch.nn.Module, live: Mapping[str, object]) -> list[st
     """
     if fsdp1.wrapped(module):  # ranks decide alike, and need no second copy of the whole model
         return list(live)
-    own = {_memory(t) for t in (*module.parameters(), *module.buffers())}
+    own = {memory(t) for t in (*module.parameters(), *module.buffers())}
     extra = set(extra_names(live))
     tensors = {n: t for n, t in live.items() if isinstance(t, torch.Tensor) and n not in extra}
-    others = {name: where for name, t in tensors.items() if (where := _memory(t)) and where not in own}
+    others = {name: where for name, t in tensors.items() if (where := memory(t)) and where not in own}
     again = module.state_dict() if others else {}
-    return [name for name, where in others.items() if _memory(again[name]) != where]
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    """The address of a tensor's memory. 0: it has none of its own."""
-    try:
-        return local(tensor.detach()).untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):  # a tensor type that wraps others
-        return 0
+    return [name for name, where in others.items() if memory(again[name]) != where]
 
 
 def load_by_itself(module: torch.nn.Module, live: Mapping[str, object], extra: Mapping[str, Nested]) -> None:
@@ -129,7 +132,7 @@ def _put_optimizer(key: str, optimizer: torch.optim.Optimizer, saved: Mapping[st
         for index, entry in saved["state"].items()
         if isinstance(index, int)
     }
-    others = {name: _copied(entry) for name, entry in saved["state"].items() if not isinstance(name, int)}
+    others = {name: copied(entry) for name, entry in saved["state"].items() if not isinstance(name, int)}
     optimizer.load_state_dict({**saved, "state": {**state, **others}})
     keep_types(optimizer, parameters, state)
 
@@ -149,7 +152,7 @@ def _like(parameter: torch.Tensor, saved: Nested) -> Nested:
         return {name: _like(parameter, one) for name, one in saved.items()}
     if isinstance(saved, list | tuple):
         return type(saved)(_like(parameter, one) for one in saved)
-    value = _copied(saved)
+    value = copied(saved)
     if (
         isinstance(parameter, DTensor)
         and isinstance(value, torch.Tensor)
@@ -171,16 +174,3 @@ def _copy(name: str, live: torch.Tensor, saved: Nested) -> None:
 
 def _described(value: object) -> str:
     return f"{tuple(value.shape)} {value.dtype}" if isinstance(value, torch.Tensor) else repr(value)
-
-
-def _copied(value: Nested) -> Nested:
-    """A deep copy that shares no memory with the arena."""
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if isinstance(value, Mapping):
-        return {k: _copied(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_copied(v) for v in value)
-    return value
