@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from itertools import zip_longest
 
 import numpy as np
@@ -19,7 +19,10 @@ from pulsetrain.checkpoint.sharding import local
 
 
 class InPlace:
-    """Fills each object once. What other entries of the state use too is left as it is and gets a copy."""
+    """Fills each object once. What other entries of the state use too is left as it is and gets a copy.
+
+    So are mappings of other libraries, such as a configuration that must not change: it may refuse to.
+    """
 
     def __init__(self, state: Mapping[str, object]) -> None:
         self._used: set[tuple[str, int]] = set()
@@ -32,11 +35,7 @@ class InPlace:
             return self._fill_tensor(live, saved)
         if isinstance(live, np.ndarray) and isinstance(saved, np.ndarray):
             return self._fill_array(live, saved)
-        if (
-            isinstance(live, MutableMapping)
-            and isinstance(saved, Mapping)
-            and self._is_first("object", id(live))
-        ):
+        if isinstance(live, dict) and isinstance(saved, Mapping) and self._is_first("object", id(live)):
             content = {key: self.fill(live.get(key), one) for key, one in saved.items()}
             live.clear()
             live.update(content)

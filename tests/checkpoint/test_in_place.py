@@ -1,6 +1,6 @@
 """What a script holds under names of its own gets its saved content too, and nothing else changes with it."""
 
-from collections import Counter, OrderedDict, namedtuple
+from collections import Counter, OrderedDict, UserDict, namedtuple
 
 import numpy as np
 import torch
@@ -70,3 +70,18 @@ def test_a_schedule_of_several_goes_on_at_its_next_milestone():
         one.step()
         other.step()
     assert other.get_last_lr() == one.get_last_lr()
+
+
+class Fixed(UserDict):
+    """A configuration as other libraries have it. Nobody may empty it."""
+
+    def clear(self):
+        raise RuntimeError("the configuration is fixed")
+
+
+def test_a_mapping_of_another_library_is_replaced_and_not_emptied():
+    fixed = Fixed({"width": 1})
+    state = {"config": fixed}
+    put_back(state, {"config": {"width": 2}})
+    assert state["config"] == {"width": 2}
+    assert fixed["width"] == 1
