@@ -21,7 +21,7 @@ from pulsetrain.analytics.slowness import robust
 from pulsetrain.analytics.slowness.step_work import since_change
 from pulsetrain.analytics.slowness.suspects import Suspect
 from pulsetrain.analytics.slowness.timings import Timings
-from pulsetrain.analytics.slowness.work_groups import ALONE
+from pulsetrain.analytics.slowness.work_groups import ALONE, APART
 
 PARTS = 3  # of the steps, in each of which a difference must show
 ERRORS = 4  # standard errors of a difference that is no chance
@@ -256,6 +256,11 @@ def _own_circle(timings: Timings, suspect: Suspect) -> str:
     "" also where circles are whole nodes of one size, as where nodes average among themselves first.
     """
     circles, cohort = timings.circles, np.isin(timings.classes, timings.classes[suspect.columns])
+    if len(circles) and (circles[suspect.columns] == APART).any():
+        return (
+            f"{suspect.subject_type} {suspect.subject} computes {suspect.ratio:.0%} longer, in a world that "
+            "is not the job's: who does the same work is not known"
+        )
     if not len(circles) or (circles[suspect.columns] == ALONE).any():
         return ""
     inside = np.isin(circles, circles[suspect.columns])

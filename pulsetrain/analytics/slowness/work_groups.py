@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from pulsetrain.protocol.own_world import is_own_name
 from pulsetrain.records.arrow import sorted_codes
 
 Ints = NDArray[np.int64]
@@ -26,13 +27,15 @@ AS_MUCH = 4.0  # so do bytes. How many there are may depend on the data
 BY_ONE = ("all_to_all", "broadcast", "scatter", "gather", "reduce")
 """Collectives whose bytes differ between ranks that do the same work."""
 ALONE = -1
+APART = -2
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkGroups:
     """Of each rank the number of its role, and of its circle: ranks that share groups, also through others.
 
-    A rank that is in no group but those of all ranks is `ALONE`.
+    A rank that is in no group but those of all ranks is `ALONE`. One in a world that is not the job's is
+    `APART`: with whom it works is not known.
     """
 
     roles: dict[int, int] = field(default_factory=dict)
@@ -62,7 +65,7 @@ def work_groups(table: pa.Table) -> WorkGroups:
     rank, often, much = (
         table[name].to_numpy().astype(np.float64) for name in ("rank", "operations", "bytes")
     )
-    (group, _), (phase, phases) = (sorted_codes(table[name]) for name in ("group", "phase"))
+    (group, names), (phase, phases) = (sorted_codes(table[name]) for name in ("group", "phase"))
     ranks, column = np.unique(rank.astype(np.int64), return_inverse=True)
     pairs = np.unique(group * len(ranks) + column)
     sizes = np.bincount(pairs // len(ranks), minlength=int(group.max()) + 1)
@@ -77,6 +80,7 @@ def work_groups(table: pa.Table) -> WorkGroups:
     classes += [_alike(column_of, AS_MUCH) for column_of in payload.T]
     _, role = np.unique(np.stack(classes, axis=1), axis=0, return_inverse=True)
     circle = _circles(group[some], column[some], len(ranks))
+    circle[column[np.array([is_own_name(name) for name in names])[group]]] = APART
     numbers = ranks.tolist()
     return WorkGroups(
         roles=dict(zip(numbers, role.reshape(-1).tolist(), strict=True)),

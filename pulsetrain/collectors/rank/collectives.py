@@ -67,15 +67,16 @@ class Tracker:
         self, process_group: ProcessGroup, name: str, get_members: Callable[[], Sequence[int]]
     ) -> None:
         """Hook a process group. `get_members` returns its global ranks in group order, once it is in use."""
-        limit_ns, sides = timeout_ns(process_group), _sides(process_group)
+        limit_ns, sides, size = timeout_ns(process_group), _sides(process_group), process_group.size()
         group: Group | SplitGroup
         if len(sides) > 1:
             group = SplitGroup(
-                Group(self, name, get_members, host_only=False, timeout_ns=limit_ns),
-                Group(self, f"{name}/cpu", get_members, host_only=True, timeout_ns=limit_ns),
+                Group(self, name, get_members, host_only=False, timeout_ns=limit_ns, size=size),
+                Group(self, f"{name}/cpu", get_members, host_only=True, timeout_ns=limit_ns, size=size),
             )
         else:
-            group = Group(self, name, get_members, host_only="host" in sides, timeout_ns=limit_ns)
+            on_host = "host" in sides
+            group = Group(self, name, get_members, host_only=on_host, timeout_ns=limit_ns, size=size)
         if "device" in sides:
             self._has_device = True
             self.state.words[W_DEVICE_REFUSED] = 1

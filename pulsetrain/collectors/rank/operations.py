@@ -28,6 +28,7 @@ from pulsetrain.collectors.layout import (
 )
 from pulsetrain.collectors.rank.phases import RankState
 from pulsetrain.collectors.rank.stream_end import StreamEnd
+from pulsetrain.protocol.own_world import own_name
 from pulsetrain.protocol.transfer_peer import ANY_SOURCE, NO_PEER
 from pulsetrain.records.schema import CATEGORIES
 
@@ -130,7 +131,9 @@ class Group:
 
     `get_members` returns its global ranks in group order. torch knows them only after it has made the group.
     `host_only`: every operation of the group ends on the host. `timeout_ns`: after which torch ends an
-    operation, 0 if unknown. `batch`: the operations of the coalesced batch that is open, None if none is.
+    operation, 0 if unknown. `size`: how many members it has, more than are known where its world is not the
+    job's. Its name has the rank in it then. `batch`: the operations of the coalesced batch that is open, None
+    if none is.
     """
 
     def __init__(
@@ -141,8 +144,10 @@ class Group:
         *,
         host_only: bool,
         timeout_ns: int = 0,
+        size: int = 0,
     ) -> None:
         self.state = watchlist.state
+        self._size = size
         self.host_only = host_only
         self._timeout_ns = timeout_ns
         self.cell = -1
@@ -194,6 +199,9 @@ class Group:
 
     def _open_cell(self) -> None:
         self._members = self._get_members()
+        if 0 < len(self._members) < self._size:
+            self._name = own_name(self._name, self._members[0])
+            self._label = self.state.ring.intern(self._name)
         self.cell = self.state.ring.add_group(
             self._name, self._members, self._timeout_ns, on_device=not self.host_only
         )

@@ -11,6 +11,7 @@ from pulsetrain.analytics.slowness import fail_slow, straggler
 from pulsetrain.analytics.slowness.held_up import find_held_up
 from pulsetrain.analytics.slowness.straggler_config import StragglerConfig
 from pulsetrain.analytics.slowness.timings import from_matrices
+from pulsetrain.analytics.slowness.work_groups import APART
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
 
 MS = 1e6
@@ -145,6 +146,11 @@ def test_ranks_that_share_no_group_with_the_others_may_have_other_work():
     assert "other work" in said(job(own, circles=circles, nodes=nodes))
     own[:, 6] /= 1.8
     assert named(straggler.find(job(own, circles=circles))) == ["7"]
+
+
+def test_in_a_world_that_is_not_the_jobs_nobody_is_known_to_do_the_same_work():
+    own = compute() * np.where(CRITICS, 1.8, 1.0)
+    assert "who does the same work is not known" in said(job(own, circles=np.full(8, APART)))
 
 
 def test_a_slow_node_whose_ranks_average_among_themselves_first_is_named():

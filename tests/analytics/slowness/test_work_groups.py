@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pulsetrain.analytics.slowness.work_groups import ALONE, work_groups
+from pulsetrain.analytics.slowness.work_groups import ALONE, APART, work_groups
 
 WORLD = [(range(8), "world", "all_reduce", 1, 8)]
 
@@ -67,6 +67,12 @@ def test_circles_are_ranks_that_share_groups_also_through_others():
     assert work_groups(table([*WORLD, *CRITICS])).circles_of(np.arange(9)).tolist() == [*[0] * 6, 6, 6, ALONE]
     chain = [((i, i + 1), str(i), "all_reduce", 1, 8) for i in range(6)]
     assert work_groups(table([*WORLD, *chain])).circles_of(np.arange(8)).tolist() == [*[0] * 7, ALONE]
+
+
+def test_with_whom_a_rank_of_another_world_works_is_not_known():
+    others = [((rank,), f"world seen by rank {rank}", "all_reduce", 4, 1 << 20) for rank in range(4, 8)]
+    found = work_groups(table([*NODES[:1], *others]))
+    assert found.circles_of(np.arange(8)).tolist() == [*[0] * 4, *[APART] * 4]
 
 
 @pytest.mark.parametrize("seed", range(5))

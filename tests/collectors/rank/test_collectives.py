@@ -404,6 +404,9 @@ class TwoBackends:
 
     _device_types = (torch.device("cpu"), torch.device("cuda"))
 
+    def size(self):
+        return 2
+
     def _get_backend(self, device):
         name = {"cpu": "gloo", "cuda": "nccl"}[device.type]
         return SimpleNamespace(name=lambda: name, options=None)

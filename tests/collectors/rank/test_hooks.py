@@ -93,7 +93,8 @@ def in_world_of_two(rank, position, ranks, path):
     else:
         dist.recv(torch.ones(1), 0)
     (cell,) = reader.status().groups
-    assert (cell.name, tuple(cell.members), cell.enqueued) == ("world", (rank,), 1)
+    named = f"world seen by rank {rank}"
+    assert (cell.name, tuple(cell.members), cell.enqueued) == (named, (rank,), 1)
     assert all(int(span["peer"]) < 0 for span in reader.drain()[0])  # its number in the job is not known
     assert reader.status().errors == 0
     dist.destroy_process_group()

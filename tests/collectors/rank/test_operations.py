@@ -217,3 +217,17 @@ def test_what_goes_to_and_comes_from_each_peer_is_counted_for_the_barrier():
         (0, 5, False, 1),
         (0, 6, True, 1),
     ]
+
+
+@pytest.mark.parametrize(
+    ("members", "size", "named"), [((5,), 4, "world seen by rank 5"), ((5,), 1, "world")]
+)
+def test_a_group_of_another_world_has_the_rank_in_its_name(members, size, named):
+    """Ranks of two trainings in one launch would seem to be members of one group."""
+    side = Side()
+    side.group = Group(side.watchlist, "world", lambda: members, host_only=True, size=size)
+    side.end(side.enqueue())
+    names = side.watched.reader.names
+    rows = side.watched.reader.drain()[0]
+    assert [names[row["group"]] for row in rows] == [named]
+    assert (side.cell.name, side.cell.members) == (named, members)
