@@ -1,7 +1,8 @@
 """Follows what a rank prints: a log file's new lines as batches of `logs`.
 
 Memory is bounded whatever the rank prints: lines are cut, one poll reads a limited number of bytes, and a
-file that grows faster than that is skipped forward, with the bytes skipped counted.
+file that grows faster than that is skipped forward, with the bytes skipped counted. So are those of which the
+disk's blocks were given back before they were read: they read as zeros.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _LEVELS = (
 )
 _JSON_LEVEL = re.compile(r'"(?:level|severity|levelname)"\s*:\s*"(\w+)"', re.IGNORECASE)
 _JSON_NAMES = {"debug", "info", "warning", "error", "critical"}
+_HOLE = bytes(4096)
 _ALIASES = {"warn": "warning", "fatal": "critical", "err": "error"}
 
 
@@ -124,6 +126,7 @@ class Tail:
             file.seek(self._offset)
             data = file.read(self._config.poll_bytes)
             self._offset += len(data)
+            self.skipped_bytes += len(_HOLE) * data.count(_HOLE)
             return data
         return b""
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pulsetrain.agent.log_bound import bound
 from pulsetrain.collectors.machine.tail import Tail, TailConfig, severity
 from pulsetrain.records.encoding import encode
 
@@ -90,6 +91,24 @@ def test_a_flood_is_skipped_and_counted(tmp_path):
     assert got == lines[-len(got) :]
     assert tail.skipped_bytes == 120_000 - 1200
     assert len(tail.last_lines) == 40
+
+
+def test_what_a_hole_has_taken_before_it_was_read_is_counted_and_the_rest_is_whole(tmp_path):
+    path = tmp_path / "out"
+    lines = [f"line {i:06d} {'x' * 100}" for i in range(10_000)]
+    path.write_text("\n".join(lines) + "\n")
+    tail = Tail(path, source="stdout", config=TailConfig(poll_bytes=100_000))
+    got = messages(tail.poll(1))
+    try:
+        assert bound(path, 1 << 19)
+    except OSError as error:
+        pytest.skip(f"no holes on this disk: {error}")
+    while tail.poll(1) is None or len(tail.last_lines) < 40 or tail.last_lines[-1] != lines[-1]:
+        pass
+    unread = path.read_bytes()[100_000:].count(0)
+    assert got == lines[: len(got)]
+    assert tail.last_lines == tuple(lines[-40:])
+    assert unread - 8 * 4096 < tail.skipped_bytes <= unread
 
 
 def test_at_the_end_the_newest_lines_of_a_loud_rank_are_read(tmp_path):
