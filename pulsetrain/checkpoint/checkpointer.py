@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from threading import Thread
+from threading import Thread, get_ident
 from typing import NamedTuple
 
 import structlog
@@ -101,6 +101,8 @@ class Checkpointer:
         self._peer_lag = PeerLag(self._arena)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pulsetrain-checkpoint")
         self._last: SaveResult | None = None
+        self._process = os.getpid()  # a copy of it made by fork has not the thread that copies
+        self._saving_thread: int | None = None
         self._hook = register_optimizer_step_pre_hook(_wait_hook(weakref.ref(self)))
         self._close_at_restart = _close_hook(weakref.ref(self))
         process_handle().before_restart.append(self._close_at_restart)
@@ -109,9 +111,10 @@ class Checkpointer:
         """Save the state as of `step`, which is complete. `durable` asks the agent to persist this one.
 
         Where the job is about to be moved, the agent asks for steps that `every` would skip. A save without
-        enough memory, or without a free slot, is skipped: the result says why. Raises `CheckpointError` only
-        for a state that cannot be saved at all, with the name of the entry. Where somebody asks all ranks to
-        stand still for a moment, they do so at the end of this call.
+        enough memory, or without a free slot, is skipped: the result says why. So is one of a signal's
+        handler that interrupts another, and one in a process that the rank has forked. Raises
+        `CheckpointError` only for a state that cannot be saved at all, with the name of the entry. Where
+        somebody asks all ranks to stand still for a moment, they do so at the end of this call.
         """
         result = self._save(step, durable=durable)
         handle = process_handle()
@@ -121,10 +124,21 @@ class Checkpointer:
         return result
 
     def _save(self, step: int, *, durable: bool) -> SaveResult:
+        if os.getpid() != self._process:
+            return SaveResult(step, skipped="this process is a copy of the rank, made by fork")
+        if self._saving_thread == get_ident():
+            return self._skip(step, "another save of this thread was interrupted by this one")
         self._edition, self._last_step = edition_after(self._edition, self._last_step, step), step
         if step % self._every and not durable and not self._arena.is_wanted(step):
             return SaveResult(step, skipped=f"not a multiple of every = {self._every}")
         started = time.perf_counter_ns()
+        self._saving_thread = get_ident()
+        try:
+            return self._save_now(step, durable=durable, started=started)
+        finally:
+            self._saving_thread = None
+
+    def _save_now(self, step: int, *, durable: bool, started: int) -> SaveResult:
         if self._last is not None:
             self._last.wait_finished()
         state = self._full_state()
@@ -174,7 +188,7 @@ class Checkpointer:
         The copy of the last save is complete then. Where the agent asks for it (`checkpoint.lag_steps`),
         peers are no further behind than that.
         """
-        if self._last is not None:
+        if self._last is not None and os.getpid() == self._process:
             self._last.wait_copied()
             self._peer_lag.wait(self._last)
 
@@ -363,7 +377,7 @@ class ArenaPreparer:
     def start(self, state: Mapping[str, object]) -> None:
         """Begin, once. A state that cannot be saved is left for `save` to report."""
         if self._thread is None:
-            with contextlib.suppress(CheckpointError):
+            with contextlib.suppress(Exception):  # such as parameters of a lazy module that have no shape yet
                 size = expected_bytes(state)
                 self._thread = Thread(target=self._prepare, args=(size,), name="pulsetrain-arena")
                 self._thread.start()

@@ -5,6 +5,7 @@ import hashlib
 import multiprocessing
 import os
 import random
+import signal
 import threading
 import time
 from multiprocessing.connection import wait
@@ -127,6 +128,55 @@ def test_a_save_that_is_interrupted_holds_up_no_other(fd, part, monkeypatch):
     worker.join(20)
     assert later
     assert ArenaReader(fd).newest.step == 3
+
+
+def test_a_save_by_a_signals_handler_that_interrupts_another_is_skipped(fd, monkeypatch):
+    training = Training(fd)
+    training.train(1, 1)
+    inner = []
+    begin = training.checkpointer._copier.begin
+
+    def interrupted(pairs):
+        if not inner:
+            inner.append(training.checkpointer.save(2, durable=True))
+        begin(pairs)
+
+    monkeypatch.setattr(training.checkpointer._copier, "begin", interrupted)
+    training.step()
+    assert training.checkpointer.save(2).wait().step == 2
+    assert "interrupted" in inner[0].skipped
+    assert training.checkpointer.save(3).wait().step == 3
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_copy_of_the_rank_waits_for_no_copy_and_saves_nothing(fd, monkeypatch):
+    training = Training(fd)
+    training.train(1, 1)
+    go = threading.Event()
+    copier = training.checkpointer._copier
+    monkeypatch.setattr(copier, "cpu_bound", False)  # the checkpoint thread copies
+    finish = copier.finish
+    monkeypatch.setattr(copier, "finish", lambda pairs: (go.wait(20), finish(pairs)))
+    result = training.checkpointer.save(2)
+    assert result.status == "copying"
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        training.checkpointer.wait()
+        os._exit(7 if "fork" in training.checkpointer.save(3).skipped else 8)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    go.set()
+    assert result.wait().step == 2
+    assert ArenaReader(fd).newest.step == 2
+
+
+def test_a_module_without_shapes_yet_can_begin_anew(fd):
+    model = torch.nn.LazyLinear(2)
+    checkpointer = Checkpointer({"model": model}, environ={"PULSETRAIN_ARENA_FD": str(fd)})
+    assert checkpointer.restore() is None
+    model(torch.ones(1, 3))
+    assert checkpointer.save(0).wait().step == 0
+    checkpointer.close()
 
 
 def test_saves_of_one_step_are_told_apart_in_their_order(fd):
