@@ -7,28 +7,41 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import compress
 from operator import not_
+from typing import TypeAlias
+
+import torch
 
 from pulsetrain.checkpoint.copying import Copier, Pairs, Tensors
 from pulsetrain.checkpoint.memory.arena import SlotWriter
 from pulsetrain.checkpoint.memory.layout import Layout
 from pulsetrain.checkpoint.memory.slots import payload_offset
+from pulsetrain.checkpoint.optimizers import optimizer_parameters
 from pulsetrain.checkpoint.state_restore import views
 from pulsetrain.checkpoint.statetree import Form, Leaves, layout_of
+
+_Signature: TypeAlias = tuple[Form, list[object], list[list[int | None]]]
 
 
 class LayoutCache:
     """The layout of a state and its JSON, kept while the structure of the state stays the same."""
 
     def __init__(self) -> None:
-        self._last: tuple[tuple[Form, list[object]], bytes, Layout] | None = None
+        self._last: tuple[_Signature, bytes, Layout] | None = None
 
     def of(self, state: Mapping[str, object], leaves: Leaves) -> tuple[bytes, Layout]:
         """JSON and layout of the state that `leaves` were collected from."""
-        signature = leaves.signature
+        signature = (*leaves.signature, _optimized(state, leaves))
         if self._last is None or self._last[0] != signature:
             layout = layout_of(state, leaves)
             self._last = (signature, layout.encode(), layout)
         return self._last[1], self._last[2]
+
+
+def _optimized(state: Mapping[str, object], leaves: Leaves) -> list[list[int | None]]:
+    """Which tensors each optimizer changes: its state has their names. Another one may have as many."""
+    optimizers = [value for value in state.values() if isinstance(value, torch.optim.Optimizer)]
+    numbers = {id(tensor): number for number, tensor in enumerate(leaves.tensors)} if optimizers else {}
+    return [[numbers.get(id(p)) for p in optimizer_parameters(optimizer)] for optimizer in optimizers]
 
 
 @dataclass(frozen=True)

@@ -108,3 +108,18 @@ def test_a_layout_is_made_anew_only_where_the_structure_changes():
     other_head, other = cache.of(live, collect(live))
     assert other is not layout
     assert other_head != head
+
+
+def test_a_new_optimizer_of_as_many_parameters_has_its_own_names():
+    first, second = (torch.nn.Linear(2, 2, bias=False) for _ in range(2))
+    layouts = LayoutCache()
+
+    def names(layer) -> list[str]:
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+        layer(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        state = {"first": first, "second": second, "o": optimizer}
+        return [entry.name for entry in layouts.of(state, collect(state))[1].entries][2:]
+
+    assert names(first) == ["o.state.first.weight.momentum_buffer"]
+    assert names(second) == ["o.state.second.weight.momentum_buffer"]
