@@ -88,6 +88,7 @@ def layout_of(state: Mapping[str, object], leaves: Leaves) -> Layout:
     entries, offset = [], 0
     for name, tensor in zip(names_of(state, leaves.tree), leaves.tensors, strict=True):
         part = local(tensor)
+        _check_content(name, part)
         size = part.numel() * part.element_size()
         at, whole = position(tensor)
         entries.append(
@@ -104,6 +105,19 @@ def layout_of(state: Mapping[str, object], leaves: Leaves) -> Layout:
         offset = aligned(offset + size)
     without_tensors = tuple(_without_tensors(state, leaves.tree))
     return Layout(entries=tuple(entries), tree=leaves.tree, without_tensors=without_tensors)
+
+
+def _check_content(name: str, part: torch.Tensor) -> None:
+    """Raise `CheckpointError` for a tensor that no copy into plain memory exists of."""
+    kinds = {
+        "without content (device meta)": part.is_meta,
+        "quantized": part.is_quantized,
+        "nested": part.is_nested,
+        "sparse": part.layout is not torch.strided,
+    }
+    kind = next((kind for kind, applies in kinds.items() if applies), None)
+    if kind is not None:
+        raise CheckpointError(f"{name}: a tensor that is {kind} cannot be saved; allowed: dense tensors")
 
 
 def expected_bytes(state: Mapping[str, object]) -> int:

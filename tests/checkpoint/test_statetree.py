@@ -110,3 +110,18 @@ def test_what_changes_the_layout_changes_the_signature(change):
 def test_the_path_of_an_unsupported_value_is_named(state, where):
     with pytest.raises(CheckpointError, match=where):
         collect(state)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "kind"),
+    [
+        (torch.empty(2, device="meta"), "without content"),
+        (torch.eye(2).to_sparse(), "sparse"),
+        (torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged), "nested"),
+    ],
+)
+def test_a_tensor_that_cannot_be_copied_is_named(tensor, kind):
+    """Else each save would fail, and say so only in its result."""
+    state = {"state": {"odd": tensor}}
+    with pytest.raises(CheckpointError, match=rf"state.odd: a tensor that is {kind}.* cannot be saved"):
+        layout_of(state, collect(state))
