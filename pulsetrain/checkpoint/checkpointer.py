@@ -101,8 +101,9 @@ class Checkpointer:
         self._peer_lag = PeerLag(self._arena)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pulsetrain-checkpoint")
         self._last: SaveResult | None = None
-        self._process = os.getpid()  # a copy of it made by fork has not the thread that copies
+        self._is_forked = False
         self._saving_thread: int | None = None
+        _living.add(self)
         self._hook = register_optimizer_step_pre_hook(_wait_hook(weakref.ref(self)))
         self._close_at_restart = _close_hook(weakref.ref(self))
         process_handle().before_restart.append(self._close_at_restart)
@@ -124,7 +125,7 @@ class Checkpointer:
         return result
 
     def _save(self, step: int, *, durable: bool) -> SaveResult:
-        if os.getpid() != self._process:
+        if self._is_forked:
             return SaveResult(step, skipped="this process is a copy of the rank, made by fork")
         if self._saving_thread == get_ident():
             return self._skip(step, "another save of this thread was interrupted by this one")
@@ -188,7 +189,7 @@ class Checkpointer:
         The copy of the last save is complete then. Where the agent asks for it (`checkpoint.lag_steps`),
         peers are no further behind than that.
         """
-        if self._last is not None and os.getpid() == self._process:
+        if self._last is not None:
             self._last.wait_copied()
             self._peer_lag.wait(self._last)
 
@@ -339,6 +340,21 @@ class Checkpointer:
 
 _open: weakref.WeakValueDictionary[str, Checkpointer] = weakref.WeakValueDictionary()
 """by the file descriptor of the agent's arena: whoever writes it in this process"""
+
+
+_living: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """A copy of the rank has not the thread that copies. Nothing waits for that there, and nothing is saved.
+
+    Asking for the process at each step would be simpler, but ends the graph of a compiled optimizer.
+    """
+    for checkpointer in list(_living):
+        checkpointer._is_forked, checkpointer._last = True, None
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _of_this_process(environ: Mapping[str, str]) -> Mapping[str, str]:
