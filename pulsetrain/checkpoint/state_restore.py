@@ -17,7 +17,7 @@ from pulsetrain.checkpoint.memory.slots import SlotInfo, payload_offset
 from pulsetrain.checkpoint.optimizers import optimizer_parameters
 from pulsetrain.checkpoint.sharding import local, sharded_like
 from pulsetrain.core.errors import CheckpointError
-from pulsetrain.elastic.element_types import keep_types
+from pulsetrain.elastic.element_types import keep_types, settings_like
 
 _EXTRA = "_extra_state"  # the last part of the name of what a module's `get_extra_state` returns
 
@@ -133,7 +133,11 @@ def _put_optimizer(key: str, optimizer: torch.optim.Optimizer, saved: Mapping[st
         if isinstance(index, int)
     }
     others = {name: copied(entry) for name, entry in saved["state"].items() if not isinstance(name, int)}
-    optimizer.load_state_dict({**saved, "state": {**state, **others}})
+    groups = saved["param_groups"]
+    if len(groups) == len(optimizer.param_groups):  # else its loader says so
+        both = zip(optimizer.param_groups, groups, strict=True)
+        groups = [settings_like(live, old) for live, old in both]
+    optimizer.load_state_dict({**saved, "state": {**state, **others}, "param_groups": groups})
     keep_types(optimizer, parameters, state)
 
 

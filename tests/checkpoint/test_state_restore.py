@@ -124,6 +124,15 @@ def test_state_of_another_element_type_than_its_parameter_is_not_rounded():
     assert kept["parts"]["right"][1] == 7
 
 
+def test_settings_that_are_tensors_stay_on_their_device():
+    """A learning rate in a CUDA graph is on the device. It is saved from there to the host."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    optimizer.param_groups[0]["lr"] = torch.empty((), device="meta")
+    group = {**optimizer.state_dict()["param_groups"][0], "lr": torch.tensor(0.5)}
+    put_back({"o": optimizer}, {"o": {"state": {}, "param_groups": [group]}})
+    assert optimizer.param_groups[0]["lr"].device.type == "meta"
+
+
 @pytest.mark.parametrize(
     ("saved", "message"),
     [
