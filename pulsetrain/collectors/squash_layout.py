@@ -30,11 +30,13 @@ ALIGNED, PAGE_BYTES = 64, 4096
 # whose updates are not worth handing over is computed by all (1).
 W_MASK, W_GROUP, W_EVERY, W_WEIGHS = range(4)
 # Written by the rank: updates that it took over, those that all compared, those that it computed because it
-# had to, ns that it waited for the root, and the length of the text that says why it stopped, 0: it did not.
+# had to, ns that it waited for others in updates, and the length of the text that says why it stopped, 0: it
+# did not.
 W_TAKEN_OVER, W_COMPARED, W_ALONE, W_WAITED, W_STOPPED = range(8, 13)
 TEXT_AT, TEXT_BYTES = 1024, 2048
 W_LEFT = 13  # length of the text, behind the other one, that says which optimizer is not worth it, 0: none
 LEFT_AT, LEFT_BYTES = TEXT_AT + TEXT_BYTES, 1024
+W_IN_PLACE = 14  # updates, of those taken over, that the root computed in pages that the rank shows
 
 # Words of an optimizer's cell, written by the root: its process, the group it serves, the update that it has
 # announced, what it does in it, how many digests there are from before, the last update that it has compared
@@ -46,11 +48,27 @@ C_STOPPED = 11
 C_TENSORS_AFTER = 12  # how many digests there are from after the update
 C_WHOLE = 13  # 1 where the digests from before are of whole tensors, 0 of a part of large ones
 C_LEFT = 14  # the group in which this optimizer's updates were not worth handing over
+C_ASKED = 15  # the update that the root would compute in the pages of all, if each of them says yes
+C_ADOPTED = 16  # 1 where the root's own tensors lie in the buffer, so that it may ask
+# The answer `yes` of the last update that the root began to compute so, of the last one done, and of one that
+# failed.
+C_SHARED, C_SHARE_DONE, C_BROKEN = range(17, 20)
+C_TO_SHARERS, C_TO_ROOT = 20, 21  # change when there is something new for who waits
 # Written by each sharer at its local rank: the group in which it was found equal, the last update that it has
-# taken over, whether its memory shows a buffer of the root, and ns of its own for the update it took over.
-C_EQUAL_IN, C_TAKEN, C_SHOWS, C_SPENT = 64, 128, 192, 256
+# taken over, whether its memory shows a buffer of the root, ns of its own for the update it took over, its
+# answer to what the root has asked, and its process.
+C_EQUAL_IN, C_TAKEN, C_SHOWS, C_SPENT, C_ANSWER, C_SHARER_PID = range(64, 64 * 7, 64)
 
-COMPUTES, COMPARES, PUBLISHES = range(3)
+COMPUTES, COMPARES, PUBLISHES, SHARES = range(4)
+
+
+def answer(group: int, update: int, *, yes: bool) -> int:
+    """What a sharer answers in an update of a group.
+
+    >>> answer(1, 7, yes=True) == answer(1, 7, yes=False), answer(1, 7, yes=True) == answer(2, 7, yes=True)
+    (False, False)
+    """
+    return group << 33 | update << 1 | yes
 
 
 def size_bytes() -> int:

@@ -25,6 +25,8 @@ def test_a_root_that_stands_still_is_waited_for_only_so_long_and_changes_nothing
             run.zygote.signal(run.ranks.all[0].pid, signal.SIGCONT)
             digests += [result["digest"] for result in run.results()]
             assert run.stopped() == []
+            memory = run.ranks.devices.squash
+            assert memory is None or memory.use(1).in_place > 20
     assert len(digests) == 6
     assert len(set(digests)) == 1
 

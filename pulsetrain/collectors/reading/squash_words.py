@@ -12,9 +12,13 @@ from pulsetrain.collectors import squash_layout as layout
 
 @dataclass(frozen=True, kw_only=True)
 class SquashUse:
-    """What a rank did so far: updates taken over, those that all compared, those computed by need alone."""
+    """What a rank did so far: updates taken over, those that all compared, those computed by need alone.
+
+    `in_place`: of those taken over, how many the root computed in pages that this rank shows.
+    """
 
     taken_over: int
+    in_place: int
     compared: int
     alone: int
     waited_ns: int
@@ -76,6 +80,7 @@ class SquashMemory:
         words = self._words
         return SquashUse(
             taken_over=words[at + layout.W_TAKEN_OVER],
+            in_place=words[at + layout.W_IN_PLACE],
             compared=words[at + layout.W_COMPARED],
             alone=words[at + layout.W_ALONE],
             waited_ns=words[at + layout.W_WAITED],

@@ -9,7 +9,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from pulsetrain.collectors import squash_layout as layout
+from pulsetrain.collectors.rank.squash.bell import Bell
 from pulsetrain.collectors.squash_layout import DIGESTS_BYTES, MAX_TENSORS
+
+
+def lives(pid: int) -> bool:
+    """Whether a process is there."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 class Page:
@@ -49,19 +61,15 @@ class Cell:
     def __init__(self, page: Page, root: int, optimizer: int) -> None:
         at = layout.optimizer_at(root, optimizer)
         self.words = memoryview(page.memory)[at : at + layout.OPTIMIZER_BYTES].cast("q")
+        self.to_sharers = Bell(page.memory, at + 8 * layout.C_TO_SHARERS)
+        self.to_root = Bell(page.memory, at + 8 * layout.C_TO_ROOT)
         self.region_at = layout.region_at(root, optimizer)
         self._digests = mmap.mmap(page.fd, 2 * DIGESTS_BYTES, offset=self.region_at)
 
     @property
     def root_lives(self) -> bool:
         """Whether the root's process is there."""
-        try:
-            os.kill(self.words[layout.C_PID], 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            return True
-        return True
+        return lives(self.words[layout.C_PID])
 
     def write_digests(self, values: Sequence[int], *, after: bool) -> None:
         """Write digests from before or after an update."""

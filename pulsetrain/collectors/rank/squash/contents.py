@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ CLOSURES = "LBFGS"
 CHUNK_BYTES, ONE_IN = 4096, 8
 """Of a tensor of `LARGE_BYTES`, one in so many chunks is read before an update that is handed over."""
 LARGE_BYTES = 1 << 18
+CHUNKS_AT_ONCE = 32  # so that what is read stays in the processor's cache
 SCALED = ("grad_scale", "found_inf")  # set by a `GradScaler` whose optimizer decides about a step by itself
 
 
@@ -48,11 +50,25 @@ class Contents:
         """Bytes of a buffer, room for the numbers included."""
         return _buffer_bytes([entry.tensor for entry in self.entries])
 
-    @property
+    @cached_property
     def layout(self) -> int:
         """A digest of names, shapes and types. 63 bits."""
         said = [(e.name, tuple(e.tensor.shape), str(e.tensor.dtype)) for e in self.entries]
         return xxhash.xxh3_64_intdigest(repr(said).encode()) >> 1
+
+    @cached_property
+    def signature(self) -> int:
+        """A digest of all that decides which tensors an update makes. Of numbers it is whether they are 0."""
+        numbers = [bool(n) if isinstance(n, (int, float)) else n for n in json.loads(self.numbers)]
+        said = (self.layout, [gradient.name for gradient in self.gradients], numbers)
+        return xxhash.xxh3_64_intdigest(repr(said).encode()) >> 1
+
+    def same_tensors(self, other: Contents) -> bool:
+        """Whether the other one has the very same tensors. Their bytes may differ."""
+        return len(self.entries) == len(other.entries) and all(
+            ours.tensor is theirs.tensor and ours.name == theirs.name
+            for ours, theirs in zip(self.entries, other.entries, strict=True)
+        )
 
     def inputs(self) -> list[Entry]:
         """What an update begins with that anybody but the optimizer may have written."""
@@ -145,14 +161,32 @@ def _part_digest(tensor: torch.Tensor, turn: int) -> int:
         -1, ONE_IN * CHUNK_BYTES
     )
     at = turn % ONE_IN * CHUNK_BYTES
-    found = xxhash.xxh3_64(np.ascontiguousarray(rows[:, at : at + CHUNK_BYTES]).data)
+    found, part = xxhash.xxh3_64(), np.empty((CHUNKS_AT_ONCE, CHUNK_BYTES), np.uint8)
+    for first in range(0, len(rows), CHUNKS_AT_ONCE):
+        some = rows[first : first + CHUNKS_AT_ONCE, at : at + CHUNK_BYTES]
+        part[: len(some)] = some
+        found.update(part[: len(some)].data)
     found.update(flat[rows.size :].data)
     return found.intdigest() >> 1
 
 
 def marks(optimizer: torch.optim.Optimizer) -> tuple[tuple[int, int], ...]:
     """Where each parameter lies, and how often torch has written it. Who writes it by torch changes that."""
-    return tuple((p.data_ptr(), p._version) for p in _parameters(optimizer))
+    return _marks(_parameters(optimizer))
+
+
+def marks_of(now: Contents) -> tuple[tuple[int, int], ...]:
+    """As `marks`."""
+    return _marks(entry.tensor for entry in now.entries[: now.parameters])
+
+
+def _marks(parameters: Iterable[torch.Tensor]) -> tuple[tuple[int, int], ...]:
+    return tuple((p.data_ptr(), p._version) for p in parameters)
+
+
+def note_update(entries: Sequence[Entry]) -> None:
+    """Tell autograd that tensors were written, as an update in place does."""
+    torch.autograd.graph.increment_version([entry.tensor for entry in entries])
 
 
 def wrote_gradients(before: Sequence[int], after: Sequence[int], gradients: int) -> bool:

@@ -42,6 +42,7 @@ class Job:
         self.errors = [0] * ranks
         self.results = [[] for _ in range(ranks)]
         self.failures = []
+        self.optimizers = {}
 
     def regroup(self):
         if self.step in self.groups:
@@ -73,7 +74,7 @@ class Job:
         watched = Watched(slots=64)
         source = torch.Generator().manual_seed(1)
         parameters = [torch.nn.Parameter(torch.randn(shape, generator=source)) for shape in self.shapes]
-        optimizer = self.make(parameters)
+        optimizer = self.optimizers[rank] = self.make(parameters)
         squash = Squasher(watched.handle.state, Page(self.memory.fd, rank), rank, wait_s=self.wait_s)
 
         def compute():
@@ -145,7 +146,7 @@ def test_groups_may_change_at_any_time(data):
     for step in steps:
         device = data.draw(st.lists(st.integers(0, 2), min_size=ranks, max_size=ranks), label="devices")
         groups[step] = [[r for r in range(ranks) if device[r] == d] for d in range(3)]
-    every = data.draw(st.integers(1, 6), label="every")
+    every = data.draw(st.sampled_from([1, 2, 3, 5, 6, 100]), label="every")
     job = Job(ranks, every=every, groups=groups).run()
     assert job.results == alone(ranks=ranks)
     assert job.said == []
@@ -285,15 +286,183 @@ def test_a_root_whose_sharer_takes_no_part_gives_up():
     assert job.computed == [12] * 3
 
 
+LONG = {"every": 100, "steps": 16}
+"""So long until the next comparison that the root computes in the pages of all."""
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_an_update_in_the_pages_of_all_has_the_result_that_it_has_alone(optimizer):
+    job = Job(optimizer=optimizer, **LONG, large=LARGE).run()
+    assert job.results == alone(optimizer=optimizer, **LONG, large=LARGE)
+    assert job.said == []
+    assert job.errors == [0, 0, 0]
+    assert [use.in_place >= 10 for use in job.used] == [False, True, True]
+
+
+@pytest.mark.parametrize("who", [0, 2])
+@pytest.mark.parametrize("what", ["parameter", "hidden", "state", "gradient"])
+def test_what_one_rank_writes_stays_its_own_where_pages_are_shared(who, what):
+    def before(rank, step, optimizer):
+        parameter = optimizer.param_groups[0]["params"][2]
+        if (rank, step) == (who, 9):
+            tensor = {"gradient": parameter.grad, "hidden": parameter.data}.get(what, parameter)
+            tensor = optimizer.state[parameter]["exp_avg"] if what == "state" else tensor
+            with torch.no_grad():
+                tensor[: 9000 if what == "gradient" else 1] += 1  # of a large gradient a part is read
+        if step == 9:
+            seen[rank] = contents.digest(parameter), contents.digest(parameter.grad)
+
+    seen = {}
+    job = Job(before=before, large=LARGE, **LONG).run()
+    others = [rank for rank in range(3) if rank != who]
+    assert seen[others[0]] == seen[others[1]]
+    assert (seen[who] == seen[others[0]]) is (what == "state")
+    if (who, what) == (0, "state"):  # the root's state replaces theirs, as ever between two comparisons
+        assert job.results[0] == job.results[1] == job.results[2]
+    else:
+        assert job.results == alone(before=before, large=LARGE, **LONG)
+        assert "parameter 2" in job.said[0]["tensor"]
+    assert all(use.in_place for use in job.used[1:]), "until then"
+
+
+def test_after_weights_that_all_write_pages_are_shared_again():
+    def before(rank, step, optimizer):
+        if step == 8:
+            optimizer.param_groups[0]["params"][2].data.clamp_(-0.5, 0.5)
+
+    job = Job(before=before, large=LARGE, **LONG).run()
+    assert job.results == alone(before=before, large=LARGE, **LONG)
+    assert job.said == []
+    assert all(use.in_place >= 8 for use in job.used[1:])
+
+
+def test_nobody_sees_new_parameters_before_its_own_update():
+    seen = {}
+
+    def before(rank, step, optimizer):
+        if rank == 2 and step >= 6:
+            time.sleep(0.02)  # the others wait in their updates
+        seen[rank, step] = [contents.digest(p) for p in optimizer.param_groups[0]["params"]]
+
+    job = Job(before=before, **LONG).run()
+    assert all(use.in_place for use in job.used[1:])
+    for step in range(LONG["steps"]):
+        assert seen[0, step] == seen[1, step] == seen[2, step]
+
+
+def test_momentum_that_begins_late_makes_its_state_in_every_rank():
+    def before(rank, step, optimizer):
+        if step == 0:
+            optimizer.param_groups[0]["momentum"] = 0.0
+        if step == 8:
+            optimizer.param_groups[0]["momentum"] = 0.9
+
+    job = Job(before=before, optimizer="sgd", **LONG).run()
+    assert job.results == alone(before=before, optimizer="sgd", **LONG)
+    assert job.said == []
+    assert all(use.in_place for use in job.used[1:])
+
+
+class Breaks(Job):
+    """The root's update fails in its ninth step, after it has written one parameter."""
+
+    def __init__(self, **how):
+        super().__init__(ranks=2, **how, **LONG)
+        self.lost = []
+
+    def train(self, rank):
+        try:
+            super()._train(rank)
+        except (squasher.UpdateLostError, OverflowError) as error:
+            self.lost.append(type(error))
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_half_an_update_is_taken_by_nobody(gone, monkeypatch):
+    def fails(optimizer):
+        if gone:
+            monkeypatch.setattr(squasher.Cell, "root_lives", property(lambda cell: False))
+            monkeypatch.setattr(Squasher, "_fail", lambda *_: None)
+        raise OverflowError
+
+    def before(rank, step, optimizer):
+        if (rank, step) == (0, 9):
+            optimizer.step = lambda: fails(optimizer)
+
+    job = Breaks(before=before).run()
+    assert job.used[1].in_place
+    assert set(job.lost) == {OverflowError, squasher.UpdateLostError}
+    assert len(job.results[1]) == 9
+
+
+def test_what_a_signal_handler_raises_comes_behind_an_update_that_was_agreed_to(monkeypatch):
+    raised = []
+
+    def before(rank, step, optimizer):
+        if (rank, step) == (0, 9):
+            original = optimizer.step
+
+            def step_late():
+                monkeypatch.setattr(squasher.Bell, "wait", interrupt)
+                end = time.monotonic() + 20
+                while not raised and time.monotonic() < end:
+                    pass
+                original()
+
+            optimizer.step = step_late
+
+    real = squasher.Bell.wait
+
+    def interrupt(bell, seen, timeout_s):
+        if not raised:
+            raised.append(True)
+            raise KeyboardInterrupt
+        real(bell, seen, timeout_s)
+
+    class Interrupted(Job):
+        def train(self, rank):
+            try:
+                super()._train(rank)
+            except KeyboardInterrupt:
+                now = contents.read(self.optimizers[rank])
+                self.results[rank].append(contents.digests(now.everything(), now.numbers))
+            except threading.BrokenBarrierError:
+                return
+            self.turn.abort()
+
+    job = Interrupted(ranks=2, before=before, **LONG).run()
+    assert raised
+    assert job.used[1].in_place
+    assert job.results[1] == alone(ranks=2, **LONG)[1][:10]
+
+
+@pytest.mark.parametrize("raised", [None, KeyboardInterrupt()])
+def test_who_agrees_in_its_last_look_is_bound_by_that(raised):
+    memory = SquashMemory(every=5)
+    squash = Squasher(Watched(slots=64).handle.state, Page(memory.fd, 1), 1, wait_s=0.0)
+    squash._raised = raised
+    cell = Page(memory.fd, 1).cell(0, 0)
+    cell.words[layout.C_PID] = os.getpid()
+    looks = []
+
+    def done():
+        looks.append(True)
+        return len(looks) == 6
+
+    assert squash._wait(cell, done, bound=lambda: len(looks) >= 3)
+    memory.close()
+
+
 class Pair:
     """A root and its sharer, which make their updates one after the other on this thread."""
 
     def __init__(self, make=OPTIMIZERS["adamw"], every=50, *, weighs=False):
+        wait_s = 0.005  # the sharer cannot answer before the root's update is over
         self.memory = SquashMemory(every=every, weighs=weighs)
         self.memory.group([[0, 1]])
         self.watched = [Watched(slots=64) for _ in range(2)]
         self.squashers = [
-            Squasher(watched.handle.state, Page(self.memory.fd, rank), rank)
+            Squasher(watched.handle.state, Page(self.memory.fd, rank), rank, wait_s=wait_s)
             for rank, watched in enumerate(self.watched)
         ]
         self.optimizers = [make([torch.nn.Parameter(torch.ones(3000))]) for _ in range(2)]
