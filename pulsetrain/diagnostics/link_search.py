@@ -15,6 +15,10 @@ is named.
 Ports under different switches meet once nothing below the switches is in doubt any more, and without the
 ports that are bad there. So a bad port slows no transfer that asks for an uplink.
 
+A port that flaps may be good once. So a port that was bad more often than a busy processor explains is
+measured again, and it is named if no healthy one is bad so often. Until it is known to be steady, nothing is
+said of the memory behind it.
+
 A healthy port that only met bad ones is cleared before anybody is named. With at most a fifth of the ports
 bad, `ROUNDS_BOUND` rounds are enough on quiet machines. A port that is far below its own rate is named as
 well (`port_rates`), also where all are slow alike.
@@ -26,6 +30,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from pulsetrain.diagnostics import port_rates
 from pulsetrain.diagnostics.link_tests import (
@@ -47,6 +52,8 @@ TRIES = 4
 MOST_TRIES = 8
 ERROR = 0.001
 """chance that a search names any healthy part, if what spoils one measurement does not spoil the next"""
+LIKELY = 0.05
+"""chance to be bad so often, below which a port that was good too is measured again"""
 ROUNDS_BOUND = 8
 """rounds that are enough while at most a fifth of the ports are bad"""
 MOST_ROUNDS = 16
@@ -135,8 +142,10 @@ class LinkSearch:
     def verdict(self) -> SearchVerdict:
         """What is known after the rounds so far."""
         state = _State.of(self._measured, self._test)
-        certain = [p for p in state.suspects if state.tries(p) >= state.needed]
-        culprits = _ports(certain, state, self._ports)
+        certain = [
+            p for p in state.suspects if state.tries(p) >= state.needed and not state.is_behind_unsteady(p)
+        ]
+        culprits = _ports([*certain, *state.flapping], state, self._ports)
         behind = _behind(self._ports, culprits)
         culprits += _memories([part for part in certain if part[1] not in behind], state)
         culprits += _switches(certain, state, self._ports)
@@ -179,6 +188,7 @@ class LinkSearch:
         doubtful = [p for p in state.suspects if state.tries(p) < state.needed]
         wanted = [self._beside_good(part, state) for part in doubtful]
         wanted += [[t] for t in state.paths() if state.counts[t] < state.needed]
+        wanted += [self._beside_good(part, state) for part in state.open]
         taken: set[Part] = set()
         chosen: list[Transfer] = []
         for choices in wanted:
@@ -249,15 +259,15 @@ def tries_needed(spoiled: int, measured: int, parts: int) -> int:
 class _State:
     """What all measurements so far say. `bad` has transfers that were never good.
 
-    `counts` is how often each transfer was measured. `needed` is how often a part must be bad.
+    `counts` is how often each transfer was measured, and `spoiled` how often it was bad.
     """
 
     bad: Mapping[Transfer, str]
     good: frozenset[Part]
     counts: Mapping[Transfer, int]
+    spoiled: Mapping[Transfer, int]
     errors: frozenset[Transfer]
     suspects: tuple[Part, ...]
-    needed: int
 
     @classmethod
     def of(cls, measured: Sequence[Measured], test: LinkTest | None) -> _State:
@@ -271,20 +281,28 @@ class _State:
         suspects = dict.fromkeys(part for t in bad for part in t.parts if part not in good)
         worked = {m.transfer for m in measured if not m.error}
         errors = frozenset(t for t in bad if t not in worked)
-        paths = {t for t in bad if counts[t] >= TRIES}
-        of_good = [
-            bool(why)
-            for m, why in zip(measured, reasons, strict=True)
-            if good.issuperset(m.transfer.parts) and m.transfer not in paths
-        ]
         return cls(
             bad=bad,
             good=good,
             counts=counts,
+            spoiled=Counter(m.transfer for m, why in zip(measured, reasons, strict=True) if why),
             errors=errors,
             suspects=tuple(suspects),
-            needed=tries_needed(sum(of_good), len(of_good), len(good) + len(suspects)),
         )
+
+    @cached_property
+    def needed(self) -> int:
+        """How often a part must be bad. Ports that may come and go say nothing of busy processors."""
+        apart = {name for _, name in self.unsteady}
+        usual = [
+            t
+            for t in self.counts
+            if self.good.issuperset(t.parts)
+            and not (t in self.bad and self.counts[t] >= TRIES)  # it may be the path
+            and not {t.sender.name, t.receiver.name} & apart
+        ]
+        spoiled, tries = sum(self.spoiled[t] for t in usual), sum(self.counts[t] for t in usual)
+        return tries_needed(spoiled, tries, len(self.good) + len(self.suspects))
 
     def alone(self, part: Part) -> list[Transfer]:
         """Bad transfers whose other parts are all good."""
@@ -298,8 +316,61 @@ class _State:
         """Bad transfers of which every part is good with others."""
         return [t for t in self.bad if self.good.issuperset(t.parts)]
 
+    def tally(self, part: Part) -> tuple[int, int]:
+        """In how many transfers beside good parts a part was bad, and that with how often it was good.
+
+        Each transfer is bad once at most: the path may be bad, or the port at its other end comes and goes.
+        """
+        beside = [t for t in self.counts if part in t.parts and self.good.issuperset({*t.parts} - {part})]
+        bad = sum(1 for t in beside if self.spoiled[t])
+        return bad, bad + sum(self.counts[t] - self.spoiled[t] for t in beside)
+
+    def chance(self, part: Part) -> float:
+        """The chance that a healthy part is bad as often as this one, as often as others were spoiled."""
+        bad, tries = self.tally(part)
+        others = [t for t in self.counts if self.good.issuperset(t.parts) and t not in self.bad]
+        apart = [t for t in others if part[1] not in (t.sender.name, t.receiver.name)]
+        share = (sum(self.spoiled[t] for t in apart) + 0.5) / (sum(self.counts[t] for t in apart) + 1)
+        return sum(math.comb(tries, k) * share**k * (1 - share) ** (tries - k) for k in range(bad, tries + 1))
+
+    @cached_property
+    def unsteady(self) -> tuple[Part, ...]:
+        """Ways of ports that were good, and bad more often than is likely.
+
+        Bad once is enough where a memory behind the port is in doubt.
+        """
+        behind = {name for what, name in self.suspects if what == "memory"}
+        return tuple(
+            part
+            for part in sorted(self.good)
+            if part[0] in _BOTH
+            and self.tally(part)[0] >= (1 if any(name.startswith(f"{part[1]} ") for name in behind) else 2)
+            and self.chance(part) < LIKELY
+        )
+
+    @cached_property
+    def flapping(self) -> tuple[Part, ...]:
+        """Those of them that were bad half of the time or more, as no healthy one would be."""
+        least = ERROR / max(1, len(self.good) + len(self.suspects))
+        return tuple(p for p in self.unsteady if self._mostly_bad(p) and self.chance(p) <= least)
+
+    def _mostly_bad(self, part: Part) -> bool:
+        bad, tries = self.tally(part)
+        return bad >= TRIES and 2 * bad >= tries
+
+    @cached_property
+    def open(self) -> list[Part]:
+        """Those of them that may still turn out to be either."""
+        return [p for p in self.unsteady if p not in self.flapping and self.tally(p)[1] < 2 * TRIES]
+
+    def is_behind_unsteady(self, part: Part) -> bool:
+        """Whether a part is a memory behind a port that comes and goes."""
+        return part[0] == "memory" and any(part[1].startswith(f"{name} ") for _, name in self.unsteady)
+
     def why(self, part: Part) -> str:
         """The reason of the first bad transfer that uses a part, of those beside good parts if possible."""
+        if part in self.good:
+            return "it comes and goes: bad in {} of {} transfers".format(*self.tally(part))
         using = self.alone(part) or [t for t in self.bad if part in t.parts]
         return self.bad[using[0]]
 
@@ -346,7 +417,7 @@ def _ports(certain: Sequence[Part], state: _State, ports: Sequence[Port]) -> lis
                     name=node if whole else name,
                     node=node,
                     reason="; ".join(f"{way}: {state.why(ways[name][way])}" for way in sorted(ways[name])),
-                    broken=all(t in state.errors for t in used),
+                    broken=bool(used) and all(t in state.errors for t in used),
                 )
             )
     return named

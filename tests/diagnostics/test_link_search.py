@@ -162,6 +162,31 @@ def test_a_port_that_flaps_half_of_the_time_is_named():
     assert sum(bool(verdict.culprits) for verdict in found) >= 38
 
 
+class ComesAndGoes(Network):
+    """Port n2 takes and sends nothing in a share of transfers, whichever they are."""
+
+    def __init__(self, *args, share, **options):
+        super().__init__(*args, **options)
+        self.share = share
+
+    def measure(self, transfer):
+        if "n2/net" in (transfer.sender.name, transfer.receiver.name) and self.random.random() < self.share:
+            return Measured(transfer=transfer, bits_per_s=0.0, error="timed out")
+        return super().measure(transfer)
+
+
+@pytest.mark.parametrize(("count", "per_switch"), [(8, 4), (12, 0), (24, 4)])
+def test_a_port_that_is_good_once_is_named_and_not_the_memory_behind_it(count, per_switch):
+    of = ports(count, per_switch, memories=("1",))
+    found = [ComesAndGoes(of, seed=seed, share=0.8).search() for seed in range(60)]
+    kinds = [culprit.kind for verdict in found for culprit in verdict.culprits]
+    assert kinds.count("memory") <= 1
+    assert {c.node for verdict in found for c in verdict.culprits} <= {"n2", ""}
+    assert sum(any(c.node == "n2" for c in verdict.culprits) for verdict in found) >= 40
+    reasons = [c.reason for verdict in found for c in verdict.culprits]
+    assert any("it comes and goes: bad in" in reason for reason in reasons)
+
+
 def test_memories_without_trouble_name_nobody_and_leave_the_switches_as_they_are():
     of = ports(8, 4, memories=("1",))
     assert comparable(of) == of
