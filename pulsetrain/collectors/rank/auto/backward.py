@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from time import perf_counter_ns
 from types import ModuleType
 from typing import Any
 
@@ -47,7 +48,8 @@ def watched_backward(original: Callable[..., None], auto: Auto, losses: Losses) 
     def tell(tensors: object, gradients: object) -> None:
         try:
             if loop.wants_graph:
-                loop.take_graph(counted(tensors))
+                began_ns = perf_counter_ns()
+                loop.take_graph(counted(tensors), perf_counter_ns() - began_ns)
             loop.begin_backward(None if loop.in_backward or loop.overfull else losses.of(tensors, gradients))
         except Exception:  # noqa: BLE001 - the script must not see our faults
             fault()

@@ -32,6 +32,10 @@ OBSERVED = 2
 """The step whose graphs are counted. Caches and shapes have settled by then."""
 MOST_GRAPHS = 256
 """Graphs of that step that are counted. Further backward passes are taken to cost as much on average."""
+GRAPHS_NS = 200_000_000
+"""After so much time no further graph of that step is counted: no step may take seconds longer for it."""
+ALIKE = 1.01
+"""Largest ratio of FLOPs of graphs that stand for others which were not counted."""
 MOST_BACKWARDS = 10_000
 """Backward passes of one step of which losses are kept."""
 PATIENCE = 3
@@ -62,6 +66,7 @@ class TrainingLoop:
         self.ended_optimizers = 0
         self.is_fetching = self.rehearses = False
         self._graphs: list[GraphCount] = []  # one for each backward pass of the step that is observed
+        self._graphs_ns = 0  # that it took to count them
         self._tokens_per_backward = self._flops_per_token = self._flops_per_backward = 0.0
         self._ended_steps = self._closed_steps = 0
         self._given: set[str] = set()
@@ -111,11 +116,13 @@ class TrainingLoop:
     def wants_graph(self) -> bool:
         """Whether the graph behind the next backward pass is to be counted. It is, in one early step."""
         is_observed = self._ended_steps == OBSERVED and len(self._graphs) < MOST_GRAPHS
-        return is_observed and not self._in_backward and "flops" not in self._given
+        in_time = self._graphs_ns < GRAPHS_NS
+        return is_observed and in_time and not self._in_backward and "flops" not in self._given
 
-    def take_graph(self, graph: GraphCount) -> None:
-        """Take what the graph behind a backward pass says."""
+    def take_graph(self, graph: GraphCount, took_ns: int) -> None:
+        """Take what the graph behind a backward pass says, which took so long to count."""
         self._graphs.append(graph)
+        self._graphs_ns += took_ns
 
     def begin_fetch(self, iterator: object) -> None:
         """The script asks an iterator of a data loader for a batch."""
@@ -276,7 +283,7 @@ class TrainingLoop:
         self._cycle, self._feeds = OptimizerCycle(), Feeds()
         self.done, self.since = Tally(), Tally()
         self._graphs, self._stepping = [], []
-        self._in_backward = self._ended_at = self._waited = self._closed_steps = 0
+        self._in_backward = self._ended_at = self._waited = self._closed_steps = self._graphs_ns = 0
         self._stepped_in_backward = self._closing = self.is_fetching = self.rehearses = False
         self._trains_in_step = self._has_evaluated = self._step_raised = False
         self._first_count = None
@@ -376,10 +383,17 @@ class TrainingLoop:
             self._tokens_per_backward = sum(graph.tokens for graph in graphs) / len(graphs)
             if self._tokens_per_backward:
                 self.count_tokens("embedding")
-        if len(graphs) == min(tally.backwards, MOST_GRAPHS) and all(graph.flops for graph in graphs):
+        if self._stand_for_all(graphs, tally.backwards) and all(graph.flops for graph in graphs):
             self._flops_per_backward = sum(graph.flops for graph in graphs) / len(graphs)
             total = self._flops_per_backward * tally.backwards
             self._flops_per_token = total / tally.tokens if tally.tokens else 0.0
+
+    def _stand_for_all(self, graphs: list[GraphCount], backwards: int) -> bool:
+        """Whether these graphs, counted in a step, say what all its backward passes cost."""
+        if len(graphs) == min(backwards, MOST_GRAPHS):
+            return True
+        flops = [graph.flops for graph in graphs]
+        return self._graphs_ns >= GRAPHS_NS and max(flops) <= ALIKE * min(flops)
 
     def _learn_copied(self, graphs: list[GraphCount]) -> None:
         leaves = {key: numbers for graph in graphs for key, numbers in graph.leaves.items()}

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from pulsetrain.collectors.rank.auto import graph, scales
+from pulsetrain.collectors.rank.auto.loop import GRAPHS_NS
 from pulsetrain.collectors.rank.handle import Handle
 from pulsetrain.collectors.rank.numbers import KnownNumber
 
@@ -188,6 +189,31 @@ def test_only_the_first_graphs_of_a_step_with_very_many_are_counted(
     assert len(counted) == 2
     head = 2 * 3 * 8 * 7 * 4 * 11
     assert watched.reader.drain()[1]["flops"].tolist()[2:] == [5 * head] * 3
+
+
+@pytest.mark.parametrize("tokens", [TOKENS, TOKENS[:1]], ids=["alike", "different"])
+def test_graphs_that_take_long_to_count_make_no_step_seconds_longer(
+    watched, auto, model, optimizer, monkeypatch, tokens
+):
+    clock, counted = SimpleNamespace(ns=0), []
+
+    def slow(roots, count=graph.count):
+        clock.ns += GRAPHS_NS // 2
+        counted.append(1)
+        return count(roots)
+
+    monkeypatch.setattr(graph, "count", slow)
+    monkeypatch.setattr("pulsetrain.collectors.rank.auto.backward.perf_counter_ns", lambda: clock.ns)
+    watched.handle.step()
+    for _ in range(4):
+        for i in range(5):
+            loss_of(model, tokens if i == 1 else TOKENS).backward()
+            optimizer.step()
+        watched.handle.step()
+    assert len(counted) == 2
+    head = 2 * 3 * 8 * 7 * 4 * 11
+    flops = watched.reader.drain()[1]["flops"].tolist()[2:]
+    assert (flops == [5 * head] * 3) == (tokens is TOKENS)
 
 
 def test_gradient_accumulation_is_one_step_and_its_losses_add_up(watched, auto, model, optimizer):
