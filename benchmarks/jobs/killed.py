@@ -65,11 +65,11 @@ def agent() -> None:
 
     dispatch = Commands._dispatch
 
-    def failing_dispatch(self: Any, command: Any) -> Any:
+    def failing_dispatch(self: Any, command: Any, epoch: int) -> Any:
         sick = FOLDER / f"sick-{os.environ.get('KILL_POINTS_NODE', '')}"
         if isinstance(command, SelfCheck) and sick.exists():
             return {"ok": False, "failed": ["gemm"], "seconds": 0.0, "checks": []}
-        return dispatch(self, command)
+        return dispatch(self, command, epoch)
 
     patched: list[tuple[Any, str, Callable[..., Any]]] = [
         (Commands, "_dispatch", failing_dispatch),
