@@ -60,13 +60,15 @@ def main() -> None:
     pulse = pulsetrain.init()
     ends: list[int] = []
     updates: list[int] = []
+    updates_cpu: list[int] = []  # of all threads
     for step in range(given.steps):
         inputs = torch.randn(4, given.width, generator=torch.Generator().manual_seed(step * 1000 + rank))
         model(inputs).square().mean().backward()
         corrupt(given.corrupt, rank, step, optimizer)
-        began = time.perf_counter_ns()
+        began, began_cpu = time.perf_counter_ns(), time.process_time_ns()
         optimizer.step()
         updates.append(time.perf_counter_ns() - began)
+        updates_cpu.append(time.process_time_ns() - began_cpu)
         schedule.step()
         optimizer.zero_grad()
         pulse.step()
@@ -75,7 +77,8 @@ def main() -> None:
         dist.all_reduce(stop)
         if stop.item():
             break
-    result = {"steps": len(ends), "ends_ns": ends, "updates_ns": updates, "digest": digest(optimizer)}
+    times = {"ends_ns": ends, "updates_ns": updates, "updates_cpu_ns": updates_cpu}
+    result = {"steps": len(ends), **times, "digest": digest(optimizer)}
     partial = given.out / f"rank{rank}.partial"
     partial.write_text(json.dumps(result))
     os.replace(partial, given.out / f"rank{rank}.json")
