@@ -335,18 +335,15 @@ class _State:
 
     @cached_property
     def unsteady(self) -> tuple[Part, ...]:
-        """Ways of ports that were good, and bad more often than is likely.
+        """Ways of ports that were good, and bad more often than is likely."""
+        return tuple(p for p in sorted(self.good) if p[0] in _BOTH and self._is_unsteady(p))
 
-        Bad once is enough where a memory behind the port is in doubt.
-        """
-        behind = {name for what, name in self.suspects if what == "memory"}
-        return tuple(
-            part
-            for part in sorted(self.good)
-            if part[0] in _BOTH
-            and self.tally(part)[0] >= (1 if any(name.startswith(f"{part[1]} ") for name in behind) else 2)
-            and self.chance(part) < LIKELY
-        )
+    def _is_unsteady(self, part: Part) -> bool:
+        """Bad once counts where a memory behind the port is in doubt, until it was good `TRIES` times."""
+        bad, tries = self.tally(part)
+        behind = any(what == "memory" and name.startswith(f"{part[1]} ") for what, name in self.suspects)
+        counts = bad >= 2 or (bad == 1 and behind and tries - bad < TRIES)
+        return counts and self.chance(part) < LIKELY
 
     @cached_property
     def flapping(self) -> tuple[Part, ...]:
