@@ -336,7 +336,8 @@ class _State:
     @cached_property
     def unsteady(self) -> tuple[Part, ...]:
         """Ways of ports that were good, and bad more often than is likely."""
-        return tuple(p for p in sorted(self.good) if p[0] in _BOTH and self._is_unsteady(p))
+        once_bad = {part for t in self.spoiled for part in t.parts if part[0] in _BOTH}
+        return tuple(part for part in sorted(once_bad & self.good) if self._is_unsteady(part))
 
     def _is_unsteady(self, part: Part) -> bool:
         """Bad once counts where a memory behind the port is in doubt, until it was good `TRIES` times."""
