@@ -16,8 +16,8 @@ Ports under different switches meet once nothing below the switches is in doubt 
 ports that are bad there. So a bad port slows no transfer that asks for an uplink.
 
 A port that flaps may be good once. So a port that was bad more often than a busy processor explains is
-measured again, and it is named if no healthy one is bad so often. Until it is known to be steady, nothing is
-said of the memory behind it.
+measured again, and it is named if no healthy one is bad so often. Until it is known to be steady, the memory
+behind it is named only if it was bad far more often than the port, turn by turn.
 
 A healthy port that only met bad ones is cleared before anybody is named. With at most a fifth of the ports
 bad, `ROUNDS_BOUND` rounds are enough on quiet machines. A port that is far below its own rate is named as
@@ -60,6 +60,8 @@ MOST_ROUNDS = 16
 """rounds after which the search is given up"""
 PATIENT_ROUNDS = 8
 """rounds before times may count as too scattered: fewer say little of that"""
+SHARED_PATHS = 3
+"""bad paths to several ports that make the port at their common end bad"""
 MOST_SHARE = 1 / 3
 """of the ports. If more look bad, it is not known what is usual"""
 _BOTH = {"out", "in"}
@@ -145,13 +147,15 @@ class LinkSearch:
         certain = [
             p for p in state.suspects if state.tries(p) >= state.needed and not state.is_behind_unsteady(p)
         ]
-        culprits = _ports([*certain, *state.flapping], state, self._ports)
+        culprits = _ports([*certain, *state.flapping, *state.shared], state, self._ports)
         behind = _behind(self._ports, culprits)
         culprits += _memories([part for part in certain if part[1] not in behind], state)
         culprits += _switches(certain, state, self._ports)
         culprits += _paths(state, {c.name for c in culprits} | {c.node for c in culprits})
         behind = _behind(self._ports, culprits)
         doubtful = [p for p in state.suspects if p not in certain and p[1] not in behind]
+        named = {port.name for port in self._ports if _named(port, culprits)}
+        doubtful += [part for part in state.not_steady if part[1] not in named]
         reasons = [f"{_said(p)}: {state.why(p)}" for p in doubtful]
         if reasons and state.needed > MOST_TRIES:
             reasons = ["times scatter too much to tell a bad port from a busy machine", *reasons]
@@ -185,10 +189,13 @@ class LinkSearch:
         state = _State.of(self._measured, self._test)
         if state.needed > MOST_TRIES and self.rounds >= PATIENT_ROUNDS:
             return []
-        doubtful = [p for p in state.suspects if state.tries(p) < state.needed]
+        doubtful = [p for p in state.suspects if state.tries(p) < state.needed or state.is_behind_unsteady(p)]
+        if self.rounds % 2:  # so that a port and the memory behind it take turns
+            doubtful = [*state.open, *doubtful]
+        else:
+            doubtful += state.open
         wanted = [self._beside_good(part, state) for part in doubtful]
         wanted += [[t] for t in state.paths() if state.counts[t] < state.needed]
-        wanted += [self._beside_good(part, state) for part in state.open]
         taken: set[Part] = set()
         chosen: list[Transfer] = []
         for choices in wanted:
@@ -347,10 +354,30 @@ class _State:
         return counts and self.chance(part) < LIKELY
 
     @cached_property
-    def flapping(self) -> tuple[Part, ...]:
-        """Those of them that were bad half of the time or more, as no healthy one would be."""
+    def not_steady(self) -> tuple[Part, ...]:
+        """Those of them that were bad more often than any healthy one would be."""
         least = ERROR / max(1, len(self.good) + len(self.suspects))
-        return tuple(p for p in self.unsteady if self._mostly_bad(p) and self.chance(p) <= least)
+        return tuple(p for p in self.unsteady if self.chance(p) <= least)
+
+    @cached_property
+    def flapping(self) -> tuple[Part, ...]:
+        """Those of them that were bad half of the time or more."""
+        return tuple(p for p in self.not_steady if self._mostly_bad(p))
+
+    @cached_property
+    def certain_paths(self) -> list[Transfer]:
+        """Paths that were bad often enough."""
+        return [t for t in self.paths() if self.counts[t] >= self.needed]
+
+    @cached_property
+    def shared(self) -> tuple[Part, ...]:
+        """Ways of ports at an end of `SHARED_PATHS` bad paths, with more than one port at the other end."""
+        ends: dict[str, list[tuple[Part, str]]] = {}
+        for t in self.certain_paths:
+            ends.setdefault(t.sender.name, []).append((("out", t.sender.name), t.receiver.name))
+            ends.setdefault(t.receiver.name, []).append((("in", t.receiver.name), t.sender.name))
+        many = [e for e in ends.values() if len(e) >= SHARED_PATHS and len({other for _, other in e}) > 1]
+        return tuple(dict.fromkeys(way for e in many for way, _ in e))
 
     def _mostly_bad(self, part: Part) -> bool:
         bad, tries = self.tally(part)
@@ -362,8 +389,11 @@ class _State:
         return [p for p in self.unsteady if p not in self.flapping and self.tally(p)[1] < 2 * TRIES]
 
     def is_behind_unsteady(self, part: Part) -> bool:
-        """Whether a part is a memory behind a port that comes and goes."""
-        return part[0] == "memory" and any(part[1].startswith(f"{name} ") for _, name in self.unsteady)
+        """Whether a part is a memory behind a port that comes and goes, and that may be all."""
+        if part[0] != "memory":
+            return False
+        ports = [self.tally(port) for port in self.unsteady if part[1].startswith(f"{port[1]} ")]
+        return any(((bad + 0.5) / (tries + 1)) ** self.tries(part) > ERROR for bad, tries in ports)
 
     def why(self, part: Part) -> str:
         """The reason of the first bad transfer that uses a part, of those beside good parts if possible."""
@@ -409,13 +439,14 @@ def _ports(certain: Sequence[Part], state: _State, ports: Sequence[Port]) -> lis
         whole = bool(bad) and all(ways.get(port.name, {}).keys() == _BOTH for port in own)
         for name in bad[:1] if whole else bad:
             used = [t for part in ways[name].values() for t in state.alone(part)]
+            good = state.good & {*ways[name].values()}
             named.append(
                 Culprit(
                     kind="node" if whole else "port",
                     name=node if whole else name,
                     node=node,
                     reason="; ".join(f"{way}: {state.why(ways[name][way])}" for way in sorted(ways[name])),
-                    broken=bool(used) and all(t in state.errors for t in used),
+                    broken=bool(used) and all(t in state.errors for t in used) and not good,
                 )
             )
     return named
@@ -471,7 +502,8 @@ def _switches(certain: Sequence[Part], state: _State, ports: Sequence[Port]) -> 
 
 
 def _paths(state: _State, named: set[str]) -> list[Culprit]:
-    """Bad paths between good ports. Of a port that is named itself they say nothing."""
+    """Bad paths between good ports. Of a port that is named or not steady they say nothing."""
+    named = named | {name for _, name in state.not_steady}
     return [
         Culprit(
             kind="path",
@@ -480,7 +512,6 @@ def _paths(state: _State, named: set[str]) -> list[Culprit]:
             reason=f"{state.bad[t]}. Both ports are good with others",
             broken=t in state.errors,
         )
-        for t in state.paths()
-        if state.counts[t] >= state.needed
-        and not {t.sender.name, t.receiver.name, t.sender.node, t.receiver.node} & named
+        for t in state.certain_paths
+        if not {t.sender.name, t.receiver.name, t.sender.node, t.receiver.node} & named
     ]

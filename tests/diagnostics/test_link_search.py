@@ -187,10 +187,47 @@ def test_a_port_that_is_good_once_is_named_and_not_the_memory_behind_it(count, p
     assert any("it comes and goes: bad in" in reason for reason in reasons)
 
 
+class Disturbed(Network):
+    """The first transfers that port n2 takes beside its memory are slow, as on a busy machine."""
+
+    def __init__(self, *args, times, **options):
+        super().__init__(*args, **options)
+        self.times = times
+
+    def measure(self, transfer):
+        measured = super().measure(transfer)
+        if transfer.receiver.node != "n2" or transfer.memory or not self.times:
+            return measured
+        self.times -= 1
+        return replace(measured, bits_per_s=3e9)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(("count", "per_switch"), [(8, 4), (12, 0), (24, 4)])
+def test_a_slow_memory_is_named_though_its_port_was_disturbed(count, per_switch, times):
+    of = ports(count, per_switch, memories=("1",))
+    for seed in range(3):
+        network = Disturbed(of, memories={"n2/net to memory 1"}, times=times, seed=seed)
+        found = network.search()
+        assert [(c.kind, c.name) for c in found.culprits] == [("memory", "n2/net to memory 1")], found
+        assert not found.reason
+
+
 def test_memories_without_trouble_name_nobody_and_leave_the_switches_as_they_are():
     of = ports(8, 4, memories=("1",))
     assert comparable(of) == of
     assert Network(of).search().state == "healthy"
+
+
+def test_a_port_of_many_bad_paths_is_named_and_not_the_paths():
+    bad = {("n2", "n0"), ("n1", "n2"), ("n3", "n2"), ("n2", "n3")}
+    verdict = Network(ports(8, 4), paths=bad, factor=0.0).search()
+    assert [(c.kind, c.name, c.broken) for c in verdict.culprits] == [("node", "n2", False)]
+
+
+def test_two_bad_paths_of_one_port_are_told_as_paths():
+    verdict = Network(ports(12, 6), paths={("n2", "n3"), ("n1", "n2")}).search()
+    assert {c.kind for c in verdict.culprits} == {"path"}
 
 
 def test_a_path_between_two_good_ports_is_told_and_blames_neither():
