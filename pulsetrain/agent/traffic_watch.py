@@ -194,9 +194,9 @@ def event(node: str, row: PortRow, now_ns: int, *, why: str) -> Columns:
 
 
 def sample_port(device: str, *, budget_ratio: float) -> PortRow | None:
-    """Sample one port of this machine for `SAMPLE_S`. None where it is not there."""
+    """Sample one port of this machine for `SAMPLE_S`. None where it is not there, or cannot be sampled."""
     port = next(iter(port_sampling.ports(devices=(device,))), None)
-    if port is None:
+    if port is None or port_sampling.unreadable(port):
         return None
     (samples,) = port_sampling.sample([port], seconds=SAMPLE_S, budget_ratio=budget_ratio)
     return port_sampling.summary(port, samples)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,22 +16,38 @@ from pulsetrain.core.errors import UsageError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.core.progress import progress
 
+if TYPE_CHECKING:
+    from pulsetrain.analytics.machines.network_ports import TrafficRow
+    from pulsetrain.collectors.machine.port_sampling import Port, PortRow
+
 LINKS_PATIENCE_S = 120.0
 NODES_PATIENCE_S = 600.0
 """A full check takes three and a half minutes, and a minute more with GPUs that do not answer."""
+
+
+_budget_option = click.option(
+    "--budget",
+    "budget_ratio",
+    type=NumberRange(0.001, 1),
+    default=0.01,
+    show_default=True,
+    metavar="RATIO",
+    help="Share of a core that it may use for each port. It pauses where that is too little. 1: no pauses.",
+)
 
 
 @pulsetrain.command()
 @click.argument("folder", type=click.Path(path_type=Path), default="/sys/class/infiniband")
 @click.option(
     "--seconds",
-    type=Number(),
+    type=NumberRange(0, 60),
     default=0.0,
     metavar="S",
-    help="Sample the traffic for S seconds.",
+    help="Sample the traffic for S seconds. With pauses it takes up to three times as long.",
 )
+@_budget_option
 @json_option
-def rdma(folder: Path, seconds: float, as_json: bool) -> None:
+def rdma(folder: Path, seconds: float, budget_ratio: float, as_json: bool) -> None:
     """Show the RDMA ports of this machine: state, rate, counters, traffic.
 
     FOLDER is /sys/class/infiniband or a copy of it.
@@ -43,11 +60,8 @@ def rdma(folder: Path, seconds: float, as_json: bool) -> None:
     if not ports:
         raise UsageError(f"no RDMA port under {folder}")
     if seconds > 0:
-        from pulsetrain.analytics.machines.network_ports import measure
-        from pulsetrain.collectors.machine.rdma import Burst
-
-        with progress("Sampling the traffic"):
-            ports = measure(ports, Burst(folder).run(seconds=seconds))
+        traffic = _rdma_traffic(folder, seconds, budget_ratio)
+        ports = [{**port, "traffic": traffic.get(port["device"], [])} for port in ports]
     if as_json:
         print_json(ports)
         return
@@ -57,7 +71,26 @@ def rdma(folder: Path, seconds: float, as_json: bool) -> None:
         "No port.",
     )
     if seconds > 0:
-        _print_traffic([row for port in ports for row in port.get("traffic", ())])
+        _print_traffic([row for port in ports for row in port["traffic"]])
+
+
+def _rdma_traffic(folder: Path, seconds: float, budget_ratio: float) -> dict[str, list[TrafficRow]]:
+    """What the ports carry, by port. Nothing of those that cannot be sampled."""
+    from pulsetrain.analytics.machines.network_ports import share_of_line_rate
+    from pulsetrain.collectors.machine import port_sampling
+
+    ports = [port for port in port_sampling.rdma_ports(folder) if not port_sampling.unreadable(port)]
+    if not ports:
+        return {}
+    return {row["device"]: share_of_line_rate(row) for row in _sampled(ports, seconds, budget_ratio)}
+
+
+def _sampled(ports: Sequence[Port], seconds: float, budget_ratio: float) -> list[PortRow]:
+    from pulsetrain.collectors.machine import port_sampling
+
+    with progress("Sampling the traffic"):
+        taken = port_sampling.sample(ports, seconds=seconds, budget_ratio=budget_ratio)
+    return [port_sampling.summary(port, samples) for port, samples in zip(ports, taken, strict=True)]
 
 
 @pulsetrain.command()
@@ -72,15 +105,7 @@ def rdma(folder: Path, seconds: float, as_json: bool) -> None:
     metavar="S",
     help="Sample for S seconds. With pauses it takes up to three times as long.",
 )
-@click.option(
-    "--budget",
-    "budget_ratio",
-    type=NumberRange(0.001, 1),
-    default=0.01,
-    show_default=True,
-    metavar="RATIO",
-    help="Share of a core that it may use for each port. It pauses where that is too little. 1: no pauses.",
-)
+@_budget_option
 @json_option
 def traffic(devices: tuple[str, ...], seconds: float, budget_ratio: float, as_json: bool) -> None:
     """Look at the traffic of this machine's ports every millisecond.
@@ -92,13 +117,7 @@ def traffic(devices: tuple[str, ...], seconds: float, budget_ratio: float, as_js
     """
     from pulsetrain.collectors.machine import port_sampling
 
-    ports = port_sampling.ports(devices=devices)
-    missing = sorted(set(devices) - {port.device for port in ports})
-    if missing or not ports:
-        raise UsageError(f"no port {missing[0]!r} on this machine" if missing else "no port on this machine")
-    with progress("Sampling the traffic"):
-        taken = port_sampling.sample(ports, seconds=seconds, budget_ratio=budget_ratio)
-    rows = [port_sampling.summary(port, samples) for port, samples in zip(ports, taken, strict=True)]
+    rows = _sampled(_ports_to_sample(devices), seconds, budget_ratio)
     if as_json:
         print_json(rows)
         return
@@ -117,6 +136,22 @@ def traffic(devices: tuple[str, ...], seconds: float, budget_ratio: float, as_js
     print_table(shown, ("device", "direction", "covered_share", *rates, *runs), "No port.")
 
 
+def _ports_to_sample(devices: Sequence[str]) -> list[Port]:
+    """The named ports, else all that can be sampled. Raises `UsageError` where one of these cannot."""
+    from pulsetrain.collectors.machine import port_sampling
+
+    ports = port_sampling.ports(devices=devices)
+    missing = sorted(set(devices) - {port.device for port in ports})
+    if missing or not ports:
+        raise UsageError(f"no port {missing[0]!r} on this machine" if missing else "no port on this machine")
+    blind = {port.device: why for port in ports if (why := port_sampling.unreadable(port))}
+    named = [device for device in devices if device in blind]
+    if named or len(blind) == len(ports):
+        device = (named or [*blind])[0]
+        raise UsageError(f"the traffic of {device} cannot be read: {blind[device]}")
+    return [port for port in ports if port.device not in blind]
+
+
 def _saturated(port: JsonObject) -> list[str]:
     """Return the counters of a port that stand at their largest value."""
     return [name for name, counter in port["counters"].items() if counter["saturated"]]
@@ -125,7 +160,9 @@ def _saturated(port: JsonObject) -> list[str]:
 def _print_traffic(rows: Sequence[JsonObject]) -> None:
     names = ("mean_bits_per_s", "peak_bits_per_s", "mean_share", "peak_share")
     shown = [{**row, **{n: "" if row[n] is None else f"{row[n]:.3g}" for n in names}} for row in rows]
-    print_table(shown, ("device", "direction", *names, "samples"), "No traffic could be read.")
+    print_table(
+        shown, ("device", "direction", *names, "samples", "covered_share"), "No traffic could be read."
+    )
 
 
 @pulsetrain.command()

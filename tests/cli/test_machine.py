@@ -5,7 +5,7 @@ import json
 import pytest
 
 import pulsetrain.diagnostics.suite
-from pulsetrain.collectors.machine.rdma import Burst
+from pulsetrain.collectors.machine import port_sampling
 from pulsetrain.core.errors import UsageError
 
 
@@ -22,6 +22,14 @@ def ports(tmp_path):
     return tmp_path
 
 
+def add_files(folder, card, files):
+    """Files of port 1 of a card."""
+    for name, text in files.items():
+        path = folder / card / "ports" / "1" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+
+
 def test_ports_are_a_table_with_the_counters_that_are_blind(cli, ports):
     lines = cli("rdma", ports).output.splitlines()
     assert lines[1].split() == [
@@ -34,21 +42,35 @@ def test_counters_are_in_bytes(cli, ports):
     assert port["counters"]["rdma_transmit_bytes"] == {"value": 400, "unit": "bytes", "saturated": False}
 
 
-@pytest.fixture
-def no_waiting(monkeypatch):
-    """Samples are taken on a clock that only the sampler's own pauses move."""
-    now_s = [100.0]
-
-    def sleep(seconds):
-        now_s[0] += seconds
-
-    clock = {"monotonic_s": lambda: now_s[0], "wall_ns": lambda: int(now_s[0] * 1e9), "sleep": sleep}
-    run = Burst.run
-    monkeypatch.setattr(Burst, "run", lambda self, seconds: run(self, seconds=seconds, **clock))
+def test_sampled_traffic_stands_beside_the_line_rate(cli, ports):
+    add_files(ports, "mlx5_0", {"counters/port_rcv_data": "50"})
+    assert "covered_share" in cli("rdma", ports, "--seconds", 0.01).output
+    (port,) = json.loads(cli("rdma", ports, "--seconds", 0.01, "--json").output)
+    assert {row["direction"]: row["line_bits_per_s"] for row in port["traffic"]} == {
+        "transmit": 400e9, "receive": 400e9,
+    }  # fmt: skip
 
 
-def test_sampled_traffic_stands_beside_the_line_rate(cli, ports, no_waiting):
-    assert "mean_bits_per_s" in cli("rdma", ports, "--seconds", 0.01).output
+def test_sampling_the_traffic_keeps_to_its_budget(cli, ports, monkeypatch):
+    add_files(ports, "mlx5_0", {"counters/port_rcv_data": "50"})
+    asked = []
+    sample = port_sampling.sample
+    spy = lambda ports, **options: asked.append(options) or sample(ports, **options)  # noqa: E731 - one line
+    monkeypatch.setattr(port_sampling, "sample", spy)
+    cli("rdma", ports, "--seconds", 0.01)
+    cli("rdma", ports, "--seconds", 0.01, "--budget", 1)
+    assert [options["budget_ratio"] for options in asked] == [0.01, 1]
+
+
+def test_a_port_that_cannot_be_sampled_has_no_traffic_and_hides_no_other(cli, ports):
+    """A card that counts elsewhere, and a function that may not read its counters, as a virtual one."""
+    add_files(ports, "mlx5_0", {"counters/port_rcv_data": "50"})
+    add_files(ports, "efa_0", {"state": "4: ACTIVE"})
+    add_files(ports, "mlx5_9", {"counters/port_xmit_data": "N/A (no PMA)", "counters/port_rcv_data": ""})
+    found = json.loads(cli("rdma", ports, "--seconds", 0.01, "--json").output)
+    assert {port["device"]: len(port["traffic"]) for port in found} == {
+        "efa_0/1": 0, "mlx5_0/1": 2, "mlx5_9/1": 0,
+    }  # fmt: skip
 
 
 def test_a_machine_without_ports_is_bad_usage(cli, tmp_path):
@@ -74,6 +96,18 @@ def test_traffic_shows_both_directions_of_a_port(cli):
     (row,) = json.loads(cli("traffic", "--device", "lo", "--seconds", 0.05, "--json").output)
     assert (row["device"], row["samples"] > 5) == ("lo", True)
     assert "transmit" in cli("traffic", "--device", "lo", "--seconds", 0.02).output
+
+
+def test_traffic_of_a_port_that_cannot_be_read_is_bad_usage_only_if_it_was_named(cli, ports, monkeypatch):
+    add_files(ports, "mlx5_0", {"counters/port_rcv_data": "50"})
+    add_files(ports, "efa_0", {"state": "4: ACTIVE"})
+    list_ports = port_sampling.ports
+    monkeypatch.setattr(port_sampling, "ports", lambda **o: list_ports(ports / "none", ports, **o))
+    (row,) = json.loads(cli("traffic", "--seconds", 0.02, "--json").output)
+    assert row["device"] == "mlx5_0/1"
+    error = cli("traffic", "--device", "efa_0/1").exception
+    assert isinstance(error, UsageError)
+    assert "efa_0/1 cannot be read" in str(error)
 
 
 def test_a_port_that_is_not_there_is_bad_usage(cli):

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pulsetrain.analytics.machines.metric_series import NS_PER_S, Series, by_device, duration_s
-from pulsetrain.core.json import JsonObject
-from pulsetrain.records.arrow import to_table
-from pulsetrain.records.columns import Columns
+from pulsetrain.analytics.machines.metric_series import Series, by_device, duration_s
+from pulsetrain.collectors.machine.port_sampling import DIRECTIONS, Direction, PortRow
 from pulsetrain.records.counters import every_counter
 
 Floats = NDArray[np.float64]
@@ -105,65 +103,37 @@ class TrafficRow(TypedDict):
     """Traffic of one port in one direction. Shares are of the line rate. None where that is not known."""
 
     device: str
-    direction: Literal["transmit", "receive"]
+    direction: Direction
     mean_bits_per_s: float
     peak_bits_per_s: float
     line_bits_per_s: float | None
     mean_share: float | None
     peak_share: float | None
     samples: int
+    covered_share: float
 
 
-def measure(described: Sequence[JsonObject], burst: Columns) -> list[JsonObject]:
-    """Ports as `collectors.rdma.describe` gives them, each with its rows of `share_of_line_rate`."""
-    rates = {port["device"]: port["rate_bits_per_s"] for port in described}
-    rows = share_of_line_rate(to_table(burst), rates)
-    return [{**p, "traffic": [r for r in rows if r["device"] == p["device"]]} for p in described]
+def share_of_line_rate(row: PortRow) -> list[TrafficRow]:
+    """The mean and the peak rate of each direction of a sampled port, also as shares of its line rate.
 
-
-def share_of_line_rate(
-    table: pa.Table, line_rates: Mapping[str, float | None] | None = None
-) -> list[TrafficRow]:
-    """The mean and the peak rate of each port and direction, in bits/s and as a share of the line rate.
-
-    For bursts of millisecond samples: tells whether transfers reach the physical limit. The line rate is that
-    in `line_rates`, else the newest sample of it.
+    Tells whether transfers reach the physical limit. Nothing where fewer than two samples were taken.
     """
-    return [
-        _traffic(port, metric, direction, _line_rate(port, line_rates or {}))
-        for port in ports(table)
-        for metric, direction in _DIRECTIONS
-        if metric in port.samples and port.samples[metric][0].size >= 2
-    ]
+    if row["samples"] < 2:
+        return []
+    return [_traffic(row, direction) for direction in DIRECTIONS]
 
 
-_DIRECTIONS: tuple[tuple[str, Literal["transmit", "receive"]], ...] = (
-    (TRANSMIT, "transmit"),
-    (RECEIVE, "receive"),
-)
-
-
-def _line_rate(port: Port, line_rates: Mapping[str, float | None]) -> float | None:
-    line = line_rates.get(port.name)
-    if line is None and "rdma_link_rate_bits_per_s" in port.samples:
-        line = float(port.samples["rdma_link_rate_bits_per_s"][1][-1])
-    return line
-
-
-def _traffic(
-    port: Port, metric: str, direction: Literal["transmit", "receive"], line: float | None
-) -> TrafficRow:
-    times, steps = port.increases(metric)
-    rates = steps * 8 / (np.diff(port.samples[metric][0]) / NS_PER_S)
-    mean = port.total(metric) * 8 / max(port.seconds(metric), 1e-9)
-    peak = float(np.nanmax(rates)) if np.isfinite(rates).any() else float("nan")
+def _traffic(row: PortRow, direction: Direction) -> TrafficRow:
+    line, moved = row["limit_bits_per_s"], row[direction]
+    mean = moved["mean_bits_per_s"]
     return TrafficRow(
-        device=port.name,
+        device=row["device"],
         direction=direction,
         mean_bits_per_s=mean,
-        peak_bits_per_s=peak,
+        peak_bits_per_s=moved["peak_bits_per_s"],
         line_bits_per_s=line,
-        mean_share=mean / line if line else None,
-        peak_share=peak / line if line else None,
-        samples=int(times.size + 1),
+        mean_share=round(mean / line, 4) if line else None,
+        peak_share=moved["peak_share"],
+        samples=row["samples"],
+        covered_share=row["covered_share"],
     )

@@ -128,11 +128,27 @@ def ports(net: Path = nic.CLASS, infiniband: Path = rdma.CLASS, *, devices: Sequ
 
     An RDMA port is named by card and port number, as mlx5_0/1.
     """
-    found = [*_rdma_ports(infiniband), *_interfaces(net, devices)]
+    found = [*rdma_ports(infiniband), *_interfaces(net, devices)]
     return [port for port in found if not devices or port.device in devices]
 
 
-def _rdma_ports(folder: Path) -> Iterator[Port]:
+def unreadable(port: Port) -> str:
+    """Why a port cannot be sampled, "" where it can.
+
+    Some cards have no such counters (EFA), and some functions of a card may not read theirs.
+    """
+    for path in (port.transmit, port.receive):
+        try:
+            text = path.read_text(errors="replace").strip()
+        except OSError as error:
+            return f"{path}: {error.strerror}"
+        if not text.isdecimal():
+            return f"{path}: {text[:40]!r} is no number"
+    return ""
+
+
+def rdma_ports(folder: Path = rdma.CLASS) -> Iterator[Port]:
+    """The RDMA ports in `folder`."""
     table = counters()
     others = [c for c in table.values() if c.reveals == "congestion"]
     transmit, receive = table["rdma_transmit_bytes"], table["rdma_receive_bytes"]

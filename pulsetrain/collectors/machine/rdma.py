@@ -7,9 +7,7 @@ functions, "N/A (no PMA)") is not read again, because each attempt puts an error
 from __future__ import annotations
 
 import errno
-import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from pulsetrain.records.counters import Counter, counters, numbered, rate_bits_p
 
 CLASS = Path("/sys/class/infiniband")
 LAYERS = {"InfiniBand": 1.0, "Ethernet": 2.0}
-MOST_SAMPLES = 20_000  # of one burst
 NO_COUNT = 2**63 - 16  # larger numbers mean "not supported", because no counter gets so far
 _FOR_GOOD = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EACCES, errno.EPERM, errno.ENODATA})
 
@@ -127,64 +124,3 @@ def describe(path: Path = CLASS) -> list[dict[str, Any]]:
             }
         )
     return described
-
-
-class Burst:
-    """Samples the traffic of chosen ports every few milliseconds for a short while.
-
-    The files stay open, so that a sample is two reads. Run it in a thread of its own, because it sleeps.
-    """
-
-    def __init__(self, path: Path = CLASS, *, node: str = "", devices: tuple[str, ...] = ()) -> None:
-        self._node = node
-        known = RdmaSampler(path)._ports()
-        table = counters()
-        self._files: list[tuple[str, Counter, int]] = []
-        for device, port in known:
-            if devices and device not in devices:
-                continue
-            for metric in ("rdma_transmit_bytes", "rdma_receive_bytes"):
-                counter = table[metric]
-                try:
-                    fd = os.open(port / counter.folder / counter.file, os.O_RDONLY | os.O_CLOEXEC)
-                except OSError:
-                    continue
-                self._files.append((device, counter, fd))
-
-    def run(
-        self,
-        *,
-        seconds: float = 1.0,
-        period_s: float = 0.001,
-        wall_ns: Callable[[], int] = time.time_ns,
-        monotonic_s: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> Columns:
-        """Sample for `seconds`, at most 20,000 samples. Time lost to a slow read is not made up for."""
-        samples: list[Sample] = []
-        times_ns: list[int] = []
-        begin = monotonic_s()
-        due = begin
-        while monotonic_s() - begin < seconds and len(samples) < MOST_SAMPLES and self._files:
-            now_ns = wall_ns()
-            taken = [sample for file in self._files if (sample := _pread(file)) is not None]
-            samples += taken
-            times_ns += [now_ns] * len(taken)
-            due = max(due + period_s, monotonic_s())
-            sleep(max(0.0, due - monotonic_s()))
-        return metrics(self._node, samples, times_ns)
-
-    def close(self) -> None:
-        """Close the files."""
-        for _, _, fd in self._files:
-            os.close(fd)
-        self._files.clear()
-
-
-def _pread(file: tuple[str, Counter, int]) -> Sample | None:
-    device, counter, fd = file
-    try:
-        text = os.pread(fd, 64, 0).strip()
-    except OSError:
-        return None
-    return (device, counter.metric, float(int(text) * counter.scale)) if text.isdigit() else None

@@ -1,4 +1,4 @@
-"""Samples of ports as series, and bursts beside the line rate."""
+"""Samples of ports as series, and sampled traffic beside the line rate."""
 
 from __future__ import annotations
 
@@ -7,16 +7,29 @@ import pyarrow as pa
 import pytest
 
 from pulsetrain.analytics.machines.network_ports import ports, share_of_line_rate, totals
+from pulsetrain.collectors.machine.port_sampling import Port as SampledPort
+from pulsetrain.collectors.machine.port_sampling import Samples, summary
 from tests.analytics.machines.ports import T0, Fleet, S, nic_table, nics
 
 
-def test_a_burst_is_put_beside_the_line_rate():
-    fleet = Fleet(count=1, per_s=25e9)
-    fleet.extra[0]["rdma_link_rate_bits_per_s"] = np.full(120, 400e9)
-    (row,) = share_of_line_rate(fleet.table())
-    assert row["mean_share"] == pytest.approx(0.5, rel=0.02)
-    assert 0.5 < row["peak_share"] < 0.6
-    assert share_of_line_rate(Fleet(count=1).table())[0]["mean_share"] is None
+def sampled(limit):
+    """A port that sends 25 MB in each millisecond, half of 400 Gb/s, and is looked at for 10 ms."""
+    port = SampledPort(device="mlx5_0/1", transmit=None, receive=None, limit_bits_per_s=limit)
+    sent = np.arange(11, dtype=np.int64) * 25 * 10**6
+    taken = Samples(times_ns=np.arange(11, dtype=np.int64) * 10**6, transmit=sent, receive=sent * 0)
+    return summary(port, taken)
+
+
+def test_sampled_traffic_is_put_beside_the_line_rate():
+    sent, received = share_of_line_rate(sampled(400e9))
+    assert (sent["direction"], sent["line_bits_per_s"], sent["samples"]) == ("transmit", 400e9, 11)
+    assert (sent["mean_share"], sent["peak_share"], received["mean_share"]) == (0.5, 0.5, 0.0)
+    assert (sent["mean_bits_per_s"], sent["covered_share"]) == (200e9, 1.0)
+    assert share_of_line_rate(sampled(None))[0]["mean_share"] is None
+
+
+def test_what_was_not_sampled_has_no_traffic():
+    assert share_of_line_rate({**sampled(400e9), "samples": 1}) == []
 
 
 def port_of(name, values):
@@ -74,11 +87,3 @@ def test_samples_that_are_no_numbers_and_metrics_of_no_port_are_left_out(value):
     odd = {"node": ["n0"] * 2, "device": ["x"] * 2, "name": ["rdma_port_state", "cpu_ratio"]}
     rows = pa.table({**odd, "ts": table["ts"][:2], "value": pa.array([value, 1.0], pa.float64())})
     assert [port.name for port in ports(pa.concat_tables([table, rows]))] == ["n0/mlx5_0/1"]
-
-
-def test_a_line_rate_that_is_given_comes_before_the_sampled_one():
-    fleet = Fleet(count=1, per_s=25e9)
-    fleet.extra[0]["rdma_link_rate_bits_per_s"] = np.full(120, 400e9)
-    (row,) = share_of_line_rate(fleet.table(), {"n0/mlx5_0/1": 200e9})
-    assert row["line_bits_per_s"] == 200e9
-    assert row["mean_share"] == pytest.approx(1.0, rel=0.02)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pulsetrain.collectors.machine.rdma import Burst, RdmaSampler, describe
+from pulsetrain.collectors.machine.rdma import RdmaSampler, describe
 from pulsetrain.records.counters import counters, numbered, rate_bits_per_s
 from tests.repository import DATA
 
@@ -107,29 +107,6 @@ def test_a_file_that_cannot_be_read_is_not_read_again(tmp_path, monkeypatch):
 def test_a_machine_without_rdma_is_blind(tmp_path):
     assert "no port" in RdmaSampler(tmp_path / "none").blind
     assert RdmaSampler(tmp_path / "none").sample(1).num_rows == 0
-
-
-def test_a_burst_takes_a_sample_each_period(tmp_path):
-    port = tree(tmp_path)
-    clock = [0.0]
-    data = port / "counters" / "port_xmit_data"
-
-    def sleep(seconds):
-        clock[0] += max(seconds, 1e-4)
-        data.write_text(str(int(clock[0] * 1e9)))
-
-    burst = Burst(tmp_path, node="n1")
-    batch = burst.run(
-        seconds=0.05,
-        period_s=0.001,
-        wall_ns=lambda: int(clock[0] * 1e9),
-        monotonic_s=lambda: clock[0],
-        sleep=sleep,
-    )
-    burst.close()
-    assert 45 <= batch.num_rows <= 55
-    assert set(batch.column("name").to_list()) == {"rdma_transmit_bytes"}
-    assert batch.column("value").to_list()[-1] > 0
 
 
 def test_increases_know_width_saturation_and_reset():
