@@ -276,3 +276,64 @@ def test_what_a_process_wrote_into_the_log_is_not_taken_for_the_kernel_s(text, f
     told = findings(read([parse(f"12,1,1,-;{text}")]))
     assert [finding.evidence.get("rule", "xid") for finding in told] == families
     assert findings(read([parse(f"4,1,1,-;{text}")]))
+
+
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        ("pcieport 0000:00:1c.0: AER: Correctable error message received from 0000:01:00.0",
+         "pcie_corrected"),
+        ("nvme 0000:01:00.0: PCIe Bus Error: severity=Correctable, type=Physical Layer", "pcie_corrected"),
+        ("pcieport 0000:80:01.1: AER: Uncorrectable (Fatal) error message received from 0000:81:00.0",
+         "pcie_uncorrected"),
+        ("pcieport 0000:80:01.1: DPC: containment event, status:0x1f01 source:0x0000", "pcie_card_gone"),
+        ("[Hardware Error]: Corrected error, no action required.", "machine_check_logged"),
+        ("[Hardware Error]: Deferred error, no action required.", "machine_check_logged"),
+        ("[Hardware Error]: Uncorrected, software restartable error.", "machine_check"),
+        ("Out of memory: Kill process 1234 (python) score 990 or sacrifice child", "out_of_memory"),
+        ("Memory cgroup out of memory: Kill process 1234 (python) score 1 or sacrifice child",
+         "cgroup_out_of_memory"),
+        ("INFO: task tmux: server:123 blocked for more than 120 seconds.", "blocked_task"),
+        ("INFO: task kworker/u96:2+flush-259:0:77 blocked for more than 120 seconds.", "blocked_task"),
+        ("XFS (nvme0n1p1): Log I/O error (0x2) detected at xlog_ioend_work+0x6f/0x90 [xfs]",
+         "file_system_error"),
+        ("XFS (nvme0n1p1): Metadata CRC error detected at xfs_agi_read_verify+0xd0 [xfs]",
+         "file_system_error"),
+        ("amdgpu 0000:0c:00.0: amdgpu: 4 uncorrectable hardware errors detected in umc block",
+         "amdgpu_uncorrected"),
+        ("amdgpu 0000:0a:00.0: GPU reset(2) failed", "amdgpu_reset_failed"),
+        ("amdgpu 0000:07:00.0: amdgpu: GPU reset begin!. Source:  4", "amdgpu_reset"),
+    ],
+)  # fmt: skip
+def test_what_other_kernels_and_cards_say_has_a_rule(line, rule):
+    (finding,) = findings(read(log(line)))
+    assert finding.evidence["rule"] == rule
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "XFS (sdc): Unmounting Filesystem",
+        "XFS (nvme0n1p1): User initiated shutdown received.",
+        "amdgpu 0000:0c:00.0: amdgpu: GPU reset(2) succeeded!",
+        "amdgpu 0000:0c:00.0: amdgpu: 1 correctable hardware errors detected in total in umc block",
+        "INFO: task python:4321 <writer> blocked on an rw-semaphore likely owned by task python:4322",
+    ],
+)
+def test_what_other_kernels_say_of_no_trouble_is_no_finding(line):
+    assert not findings(read(log(line)))
+
+
+@pytest.mark.parametrize(
+    ("severity", "rule"), [(2, "nic_health"), (3, "nic_health"), (4, "nic_health_notice")]
+)
+def test_a_network_cards_own_severity_decides(severity, rule):
+    """The firmware also reports heat or a change of power in this way, and the card works on."""
+    card = "mlx5_core 0000:54:00.0: print_health_info:435:(pid 0)"
+    line = f"{card}: Health issue observed, High temperature, severity({severity}) X:"
+    assert {f.evidence["rule"] for f in findings(read(log(line)))} == {rule}
+
+
+def test_what_follows_a_network_cards_notice_is_no_failure():
+    line = "mlx5_core 0000:54:00.0: print_health_info:439:(pid 0): assert_var[0] 0x00000000"
+    assert reported(read(log(line))) == {("nic_health_notice", "node", "warning")}
