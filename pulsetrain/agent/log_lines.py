@@ -23,7 +23,14 @@ AGAIN_NS = 10 * 10**9
 """A rule that matches again on the same rank is one event in so many seconds, with the number of lines."""
 STACK_LINES = 200
 MESSAGE_CHARS = 2000
-TRACEBACK = "Traceback (most recent call last)"
+MOST_STACKS = 8
+"""Tracebacks of one rank and stream that are told of at once: a script may print some and go on."""
+STACK_AGAIN_NS = 600 * 10**9
+"""After so many, one more is told of each time that so long has passed."""
+TRACEBACK = "Traceback (most recent call last):"
+_BEFORE_THE_SAME = ("During handling of the above exception", "The above exception was the direct cause")
+_BEFORE_A_HARMLESS = ("Exception ignored in",)
+"""How the line before a traceback begins that is of the same error, or that ends nothing."""
 _ERRORS = ("error", "critical")
 
 
@@ -51,12 +58,28 @@ class _Matches:
 
 @dataclass(kw_only=True)
 class _Errors:
-    """What was seen of one rank's errors on one stream. `stack` is an unfinished traceback."""
+    """What was seen of one rank's errors on one stream.
+
+    `stack` is an unfinished traceback, and `counts` whether it will be told of. `prefix` is what stood before
+    it on its first line. `before` is the line before.
+    """
 
     told: bool = False
-    told_with_stack: bool = False
+    stacks_told: int = 0
+    stack_told_ns: int = 0
     began_ns: int = 0
     stack: list[str] = field(default_factory=list)
+    counts: bool = True
+    prefix: str = ""
+    before: str = ""
+
+    def begin(self, line: _Line, at: int) -> None:
+        """A traceback begins at this character of a line."""
+        again = bool(self.stacks_told) and self.before.startswith(_BEFORE_THE_SAME)
+        due = self.stacks_told < MOST_STACKS or line.ts - self.stack_told_ns >= STACK_AGAIN_NS
+        self.counts = due and not again and not self.before.startswith(_BEFORE_A_HARMLESS)
+        self.prefix, self.began_ns = line.message[:at], line.ts
+        self.stack = [line.message[at:]]
 
 
 class RuleEvents:
@@ -91,10 +114,11 @@ class RuleEvents:
 
 
 class FirstErrors:
-    """Finds the first error of each rank in an attempt, as DLRover's agents report it.
+    """Finds the errors of each rank in an attempt, in the form of DLRover's agents.
 
-    A traceback is told when its last line is there. A rank that prints an error before its first traceback
-    tells both, since many errors that are only printed do no harm.
+    A traceback is told when its last line is there. Later ones are told as well, since what was printed first
+    may have done no harm. So is the first error that is only printed, if it comes before all of them. Of a
+    chain of exceptions the first one is told, which is the origin.
     """
 
     def __init__(self, nproc_per_node: int) -> None:
@@ -107,22 +131,30 @@ class FirstErrors:
 
     def _line(self, line: _Line) -> list[JsonObject]:
         errors = self._ranks.setdefault((line.attempt, line.rank, line.source), _Errors())
-        if errors.told_with_stack:
+        if line.message.endswith(TRACEBACK):  # a progress bar may stand before it
+            errors.begin(line, len(line.message) - len(TRACEBACK))
             return []
-        if line.message.startswith(TRACEBACK):
-            errors.stack, errors.began_ns = [line.message], line.ts
-            return []
+        errors.before = line.message
         if errors.stack:
-            errors.stack = [*errors.stack[: STACK_LINES - 1], line.message]
-            if line.message.startswith((" ", "\t")):
-                return []
-            errors.told = errors.told_with_stack = True
-            stack, errors.stack = errors.stack, []
-            return [self._event(line, line.message, "\n".join(stack), errors.began_ns)]
+            return self._traceback(errors, line)
         if errors.told or line.severity not in _ERRORS:
             return []
         errors.told = True
         return [self._event(line, line.message, "", line.ts)]
+
+    def _traceback(self, errors: _Errors, line: _Line) -> list[JsonObject]:
+        """Take one more line of a traceback, which ends with the first that is not indented."""
+        text = line.message.removeprefix(errors.prefix)
+        errors.stack = [*errors.stack[: STACK_LINES - 1], text]
+        if text.startswith((" ", "\t")):
+            return []
+        stack, errors.stack = errors.stack, []
+        if not errors.counts:
+            return []
+        errors.told = True
+        errors.stacks_told += 1
+        errors.stack_told_ns = line.ts
+        return [self._event(line, text, "\n".join(stack), errors.began_ns)]
 
     def _event(self, line: _Line, message: str, stack: str, ts_ns: int) -> JsonObject:
         detail = {

@@ -89,7 +89,6 @@ def test_the_first_error_of_a_rank_has_its_call_stack_also_across_batches():
     filled, spool = sink(())
     filled.append(lines(*TRACEBACK[:2], ts=2_000_000_000, severity="error"))
     filled.append(lines(*TRACEBACK[2:], ts=3_000_000_000, severity="error"))
-    filled.append(lines(*TRACEBACK[:3], "ValueError: later", severity="error"))
     (error,) = details(spool, "first_error")
     assert error["message"]["message"] == "RuntimeError: uncorrectable NVLink error"
     assert error["message"]["extraInfo"] == {"py_callstack": "\n".join(TRACEBACK), "timestamp": "2"}
@@ -104,6 +103,50 @@ def test_a_line_that_is_only_an_error_does_not_hide_the_traceback_after_it():
         "ERROR: retrying",
         "RuntimeError: uncorrectable NVLink error",
     ]
+
+
+def told(*batches):
+    """Messages and stacks of the errors in these lines, a batch for each second."""
+    filled, spool = sink(())
+    for second, batch in enumerate(batches):
+        filled.append(lines(*batch, ts=second * 10**9, severity="error"))
+    messages = [detail["message"] for detail in details(spool, "first_error")]
+    return [(m["message"], m["extraInfo"]["py_callstack"]) for m in messages]
+
+
+def test_a_traceback_after_a_progress_bar_on_its_line_is_one():
+    bar = "  5%|5         | 10/200 [00:01<00:22,  8.5it/s]"
+    assert told((bar + TRACEBACK[0], *TRACEBACK[1:])) == [(TRACEBACK[-1], "\n".join(TRACEBACK))]
+
+
+def test_a_traceback_whose_lines_all_have_the_same_prefix_is_told_without_it():
+    assert told([f"node7: {line}" for line in TRACEBACK]) == [(TRACEBACK[-1], "\n".join(TRACEBACK))]
+
+
+def test_a_traceback_within_a_line_of_json_begins_none():
+    line = '{"level": "error", "exception": "Traceback (most recent call last):\\n File x"}'
+    assert told((line, "step 4")) == [(line, "")]
+
+
+def test_of_a_chain_of_exceptions_the_origin_is_told():
+    link = "During handling of the above exception, another exception occurred:"
+    chain = (*TRACEBACK, link, *TRACEBACK[:3], "ValueError: training failed")
+    assert [message for message, _ in told(chain)] == [TRACEBACK[-1]]
+
+
+def test_a_traceback_that_ends_nothing_is_not_told():
+    """Python prints such ones while objects are thrown away, often after the one that counts."""
+    ignored = "Exception ignored in: <function _Iterator.__del__ at 0x7f>"
+    noise = (ignored, *TRACEBACK[:3], "AssertionError: can only test a child process")
+    with_stack = [message for message, stack in told(TRACEBACK, noise) if stack]
+    assert with_stack == [TRACEBACK[-1]]
+
+
+def test_later_tracebacks_are_told_too_but_not_a_storm_of_them():
+    many = [(*TRACEBACK[:3], f"OSError: {i}") for i in range(100)]
+    late = [()] * 600
+    found = [message for message, _ in told(*many, *late, (*TRACEBACK[:3], "KeyError: 'x'"))]
+    assert found == [*(f"OSError: {i}" for i in range(8)), "KeyError: 'x'"]
 
 
 def test_ranks_are_told_apart_and_healthy_ranks_have_no_error():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import cast
@@ -105,57 +105,81 @@ def _parsed(text: str) -> JsonObject | None:
     return detail if detail.get("severity") in ("info", "warning", "critical") else None
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Error:
+    """One error that a rank printed."""
+
+    attempt: int
+    ts_ns: int
+    node: str
+    detail: Mapping[str, JsonObject]
+
+    @property
+    def has_stack(self) -> bool:
+        """Whether its call stack is known."""
+        return bool(self.detail.get("message", {}).get("extraInfo", {}).get("py_callstack"))
+
+
 def first_errors(table: pa.Table) -> JsonObject:
     """The first error of each rank in a job's lifetime, as DLRover's JSON, and who was first.
 
     `table` has the columns ts_ns, attempt, node, rank, kind (first_error, rank_exit) and detail, oldest
-    first. An error with a call stack counts before one without. `exitcode` is None for a rank that did not
-    end by itself.
-    `culprit` is the rank whose error came first in the earliest attempt that has one. An error that says
-    that a peer is gone is a consequence, so it never makes a culprit. -1 for none.
+    first. A rank's error is the one that ended it: the last with a call stack in the earliest attempt that
+    it ended with an exit code. What it printed before and survived does not count. Of a rank that no error
+    ended it is the first of its earliest attempt. An error with a call stack counts before one without.
+    `exitcode` is None for a rank that did not end by itself.
+    `culprit` is the rank whose error came first in the earliest attempt that has one, of those that ended by
+    themselves if there are any. An error that says that a peer is gone is a consequence, so it never makes a
+    culprit. -1 for none.
     """
-    errors: dict[int, JsonObject] = {}
+    printed: dict[int, list[_Error]] = {}
     codes: dict[tuple[int, int], int] = {}
     for row in table.to_pylist():
         detail: Mapping[str, JsonObject] = json.loads(row["detail"] or "{}")
         rank, attempt = int(row["rank"]), int(row["attempt"])
         if row["kind"] == "rank_exit":
             codes.setdefault((attempt, rank), int(cast("int", detail.get("code", 0))))
-            continue
-        known = errors.get(rank)
-        if known is None or (_stack(detail) and known["attempt"] == attempt and not known["stack"]):
-            errors[rank] = {"attempt": attempt, "ts_ns": row["ts_ns"], "node": row["node"], "detail": detail}
-            errors[rank]["stack"] = _stack(detail)
-    earliest = min((error["attempt"] for error in errors.values()), default=-1)
-    causes = [r for r, e in errors.items() if e["attempt"] == earliest and not _blames_a_peer(e["detail"])]
+        else:
+            error = _Error(attempt=attempt, ts_ns=row["ts_ns"], node=row["node"], detail=detail)
+            printed.setdefault(rank, []).append(error)
+    failed = {key for key, code in codes.items() if code != 0}
+    errors = {rank: _error_of(rank, of_rank, failed) for rank, of_rank in sorted(printed.items())}
     return {
-        "culprit": min(causes, key=lambda rank: _order(errors[rank]), default=-1),
+        "culprit": _first(errors, failed),
         "ranks": {
             str(rank): {
-                "node": error["node"],
-                "attempt": error["attempt"],
-                "local_rank": error["detail"].get("local_rank", -1),
-                "exitcode": codes.get((error["attempt"], rank)),
-                "message": error["detail"].get("message", {}),
-                "datetime": _utc(error["ts_ns"]),
+                "node": error.node,
+                "attempt": error.attempt,
+                "local_rank": error.detail.get("local_rank", -1),
+                "exitcode": codes.get((error.attempt, rank)),
+                "message": error.detail.get("message", {}),
+                "datetime": _utc(error.ts_ns),
             }
-            for rank, error in sorted(errors.items())
+            for rank, error in errors.items()
         },
     }
 
 
-def _order(error: JsonObject) -> tuple[bool, int]:
-    """Errors with a call stack come before others."""
-    return not error["stack"], error["ts_ns"]
+def _error_of(rank: int, printed: Sequence[_Error], failed: Collection[tuple[int, int]]) -> _Error:
+    """The error of a rank that counts. `failed` are attempts and ranks that ended with an exit code."""
+    fatal = [error for error in printed if (error.attempt, rank) in failed]
+    attempt = min(error.attempt for error in fatal or printed)
+    of_attempt = [error for error in printed if error.attempt == attempt]
+    known = [error for error in of_attempt if error.has_stack] or of_attempt
+    return max(known, key=lambda e: e.ts_ns) if fatal and known[0].has_stack else known[0]
+
+
+def _first(errors: Mapping[int, _Error], failed: Collection[tuple[int, int]]) -> int:
+    """The rank whose error came first, -1 where that cannot be told."""
+    fatal = [rank for rank, error in errors.items() if (error.attempt, rank) in failed]
+    earliest = min((errors[rank].attempt for rank in fatal or errors), default=-1)
+    of_attempt = [r for r, e in errors.items() if e.attempt == earliest and not _blames_a_peer(e.detail)]
+    causes = [rank for rank in of_attempt if rank in fatal] or of_attempt
+    return min(causes, key=lambda rank: (not errors[rank].has_stack, errors[rank].ts_ns), default=-1)
 
 
 def _blames_a_peer(detail: Mapping[str, JsonObject]) -> bool:
     return bool(cascade_rule([str(detail.get("message", {}).get("message", ""))]))
-
-
-def _stack(detail: Mapping[str, JsonObject]) -> bool:
-    message = detail.get("message", {})
-    return bool(message.get("extraInfo", {}).get("py_callstack"))
 
 
 def _utc(ts_ns: int) -> str:

@@ -27,6 +27,7 @@ _LEVELS = (
     ("warning", re.compile(r"\b(WARNING|WARN)\b|Warning:|(^|\[)W\d{4} ")),
     ("debug", re.compile(r"\b(DEBUG|TRACE)\b")),
 )
+_TRACEBACK = "Traceback (most recent call last):"
 _JSON_LEVEL = re.compile(r'"(?:level|severity|levelname)"\s*:\s*"(\w+)"', re.IGNORECASE)
 _JSON_NAMES = {"debug", "info", "warning", "error", "critical"}
 _HOLE = bytes(4096)
@@ -167,7 +168,7 @@ class Tail:
 
     def _severity(self, line: str) -> str:
         """Return a line's severity. A traceback's lines are errors up to the first that is not indented."""
-        if line.startswith("Traceback "):
+        if line.endswith(_TRACEBACK):  # a progress bar may stand before it
             self._in_traceback = True
             return "error"
         if self._in_traceback:

@@ -118,6 +118,32 @@ def test_an_error_that_says_that_a_peer_is_gone_is_not_the_first():
     assert errors_of(lost, later)["culprit"] == -1
 
 
+def test_what_a_rank_printed_and_survived_does_not_hide_what_ended_it():
+    survived = row(1 * S, 5, "first_error", message=message("ImportError: no flash_attn", "Traceback"))
+    early = row(2 * S, 2, "first_error", message=message("ImportError: no flash_attn", "Traceback"))
+    fatal = row(90 * S, 2, "first_error", message=message("KeyError: 'x'", "Traceback"))
+    after = row(91 * S, 5, "first_error", message=message("RuntimeError: Connection closed by peer", "T"))
+    exits = row(92 * S, 2, "rank_exit", code=1), row(93 * S, 5, "rank_exit", code=1)
+    answer = errors_of(survived, early, fatal, after, *exits)
+    assert answer["culprit"] == 2
+    assert answer["ranks"]["2"]["message"]["message"] == "KeyError: 'x'"
+
+
+def test_the_rank_that_an_error_ended_comes_before_one_that_was_ended_by_others():
+    survived = row(1 * S, 5, "first_error", message=message("OSError: retrying", "Traceback"))
+    fatal = row(90 * S, 2, "first_error", message=message("KeyError: 'x'", "Traceback"))
+    ended = row(92 * S, 2, "rank_exit", code=1)
+    assert errors_of(survived, fatal, ended)["culprit"] == 2
+
+
+def test_an_attempt_that_no_error_ended_comes_after_one_that_an_error_ended():
+    survived = row(1 * S, 2, "first_error", message=message("OSError: retrying", "Traceback"))
+    fatal = row(90 * S, 2, "first_error", attempt=1, message=message("KeyError: 'x'", "Traceback"))
+    ended = row(92 * S, 2, "rank_exit", attempt=1, code=1)
+    answer = errors_of(survived, fatal, ended)
+    assert (answer["culprit"], answer["ranks"]["2"]["attempt"]) == (2, 1)
+
+
 def test_a_job_without_errors_has_no_culprit():
     empty = pa.table({n: [] for n in ("ts_ns", "attempt", "node", "rank", "kind", "detail")})
     assert first_errors(empty) == {"culprit": -1, "ranks": {}}

@@ -143,6 +143,13 @@ def test_a_traceback_is_an_error_to_its_last_line(tmp_path):
     assert batch.column("severity").to_list() == ["error"] * 4 + ["info"]
 
 
+def test_a_traceback_after_a_progress_bar_is_an_error(tmp_path):
+    path = tmp_path / "err"
+    path.write_text("\r 5%|5   |\r10%|1   | 1/9Traceback (most recent call last):\n  File 'x'\nStop\nafter\n")
+    batch = Tail(path, source="stderr").poll(1)
+    assert batch.column("severity").to_list() == ["error"] * 3 + ["info"]
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
