@@ -31,7 +31,7 @@ HEALTHY = {
     "nvlink5_recoveries": 0, "numa": 1, "fabric_state": 3, "fabric_clique": 4,
     "gpm_sm": 81, "gpm_tensor": 52, "gpm_memory": 33, "event_types": XID_AND_ECC,
     "set_clock_graphics": 1980, "set_clock_memory": 2619, "set_power": 700_000, "clocks_restricted": 1,
-    "privileged": 1,
+    "privileged": 1, "needs_reset": 0,
 }  # fmt: skip
 
 

@@ -21,7 +21,7 @@
 
 enum {
     SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, DRIVER_NOT_LOADED = 9, TIMEOUT = 10,
-    GPU_IS_LOST = 15, NO_PERMISSION = 4, UNKNOWN = 999
+    GPU_IS_LOST = 15, RESET_REQUIRED = 16, NO_PERMISSION = 4, UNKNOWN = 999
 };
 enum { XID_EVENT = 0x8 };
 enum { MOST_GPUS = 16, TEXT = 96, RING = 256 };
@@ -35,7 +35,7 @@ enum { MOST_GPUS = 16, TEXT = 96, RING = 256 };
     X(recovery_action) X(nvlink_crc_data) X(nvlink_replays) X(nvlink_recoveries) X(nvlink_transmit) X(nvlink_receive) X(numa) \
     X(fabric_state) X(fabric_clique) X(gpm_sm) X(gpm_tensor) X(gpm_memory) X(event_types) X(lost) \
     X(nvlink_bad) X(nvlink5_malformed) X(nvlink5_receive_errors) X(nvlink5_integrity) X(nvlink5_failed) X(nvlink5_recoveries) \
-    X(set_clock_graphics) X(set_clock_memory) X(set_power) X(clocks_restricted) X(privileged) X(delay_ms)
+    X(set_clock_graphics) X(set_clock_memory) X(set_power) X(clocks_restricted) X(privileged) X(delay_ms) X(needs_reset)
 #define DECLARE(name) double name;
 #define ENTRY(name) {#name, offsetof(struct gpu, name)},
 
@@ -125,6 +125,7 @@ static int checked(device_t d) {
 static int read_value(device_t d, double value, double *out) {
     int failed = checked(d);
     if (failed) return failed;
+    if (d->needs_reset > 0) return RESET_REQUIRED;
     if (isnan(value)) return NOT_SUPPORTED;
     *out = value;
     return SUCCESS;
@@ -164,6 +165,7 @@ const char *nvmlErrorString(int code) {
         case NO_PERMISSION: return "Insufficient Permissions";
         case TIMEOUT: return "Timeout";
         case GPU_IS_LOST: return "GPU is lost";
+        case RESET_REQUIRED: return "GPU requires reset";
         default: return "Unknown Error";
     }
 }

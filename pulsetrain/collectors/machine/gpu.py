@@ -2,8 +2,9 @@
 
 NVML comes with the driver. Its Python binding (nvidia-ml-py) is optional. Without either the sampler is blind
 and says why. A value that a card does not have is asked for once. A failed read is a missing sample. A card
-that fell off the bus has one sample, `gpu_lost`. A call can hang inside a stuck driver, so sample in a thread
-of its own and watch `gpu_probe_s`.
+that fell off the bus has one sample, `gpu_lost`. One that must be reset may answer nothing else, so that is
+its recovery action. A call can hang inside a stuck driver, so sample in a thread of its own and watch
+`gpu_probe_s`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pulsetrain.records.counters import Counter, counters
 ALL_LINKS = 0xFFFFFFFF  # scopeId UINT_MAX of nvml.h: all links of a GPU together. 0 is the first link alone
 
 RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+MUST_BE_RESET = 1.0  # what it says of a GPU that answers NVML_ERROR_RESET_REQUIRED
 
 Read = Callable[[Any, Any], float]  # NVML module and device handle to a value in the metric's unit
 
@@ -265,14 +267,17 @@ class GpuSampler:
             yield from self._present(uuid, handle)
         except _error(self._nvml, "NVMLError_GpuIsLost"):
             yield LOST, 1.0
+        except _error(self._nvml, "NVMLError_ResetRequired"):
+            yield LOST, 0.0
+            yield "gpu_recovery_action", MUST_BE_RESET
         else:
             yield LOST, 0.0
 
     def _present(self, uuid: str, handle: Any) -> Iterator[tuple[str, float]]:
-        """The values of a GPU. Raises where it is lost."""
+        """The values of a GPU. Raises where it is lost or must be reset."""
         nvml = self._nvml
         absent = (nvml.NVMLError_NotSupported, _error(nvml, "NVMLError_FunctionNotFound"), AttributeError)
-        lost = _error(nvml, "NVMLError_GpuIsLost")
+        gone = (_error(nvml, "NVMLError_GpuIsLost"), _error(nvml, "NVMLError_ResetRequired"))
         for name, read in READS.items():
             if (uuid, name) in self._unsupported:
                 continue
@@ -281,7 +286,7 @@ class GpuSampler:
             except absent:
                 self._unsupported.add((uuid, name))
                 continue
-            except lost:
+            except gone:
                 raise
             except nvml.NVMLError:
                 self.failed_reads += 1
@@ -290,7 +295,7 @@ class GpuSampler:
                 yield name, value
         try:
             yield from self._activity.read(uuid, handle)
-        except lost:
+        except gone:
             raise
         except nvml.NVMLError:
             self.failed_reads += 1

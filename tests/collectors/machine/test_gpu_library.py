@@ -92,6 +92,17 @@ def test_a_gpu_that_is_lost_while_it_is_held_says_so_and_nothing_else(driver):
     assert values(sampler, "GPU-01")["gpu_lost"] == 0.0
 
 
+def test_a_gpu_that_must_be_reset_says_so_though_it_answers_nothing_else(driver):
+    sampler = GpuSampler()
+    values(sampler, "GPU-00")
+    driver.set(0, needs_reset=1)
+    found = values(sampler, "GPU-00")
+    assert (found["gpu_lost"], found["gpu_recovery_action"]) == (0.0, 1.0)
+    assert {*found} == {"gpu_lost", "gpu_recovery_action", "gpu_probe_s"}
+    driver.set(0, needs_reset=0)
+    assert values(sampler, "GPU-00")["gpu_recovery_action"] == 0.0
+
+
 def test_an_xid_wakes_the_reader(driver):
     events = GpuSampler().events()
     assert events.blind == ""
