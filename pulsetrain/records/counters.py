@@ -113,10 +113,19 @@ def every_counter() -> Mapping[str, Counter]:
 
 @cache
 def counters(family: Family = "rdma") -> Mapping[str, Counter]:
-    """Every counter of RDMA ports, network interfaces or NVLinks by the name of its metric."""
+    """Every counter of RDMA ports, network interfaces or NVLinks by the name of its metric.
+
+    Of a metric that several files may hold it is the first one.
+    """
+    return MappingProxyType({c.metric: c for c in reversed(counter_files(family))})
+
+
+@cache
+def counter_files(family: Family = "rdma") -> tuple[Counter, ...]:
+    """Every file of the table, in its order. Some cards have a metric in another file than most."""
     text = files("pulsetrain.records").joinpath(_TABLES[family]).read_text()
     rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
-    made = [
+    return tuple(
         Counter(
             folder=r["folder"],
             file=r["file"],
@@ -131,8 +140,7 @@ def counters(family: Family = "rdma") -> Mapping[str, Counter]:
             by_link=r.get("by_link") or "",
         )
         for r in rows
-    ]
-    return MappingProxyType({c.metric: c for c in made})
+    )
 
 
 def rate_bits_per_s(text: str) -> float | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pulsetrain.collectors.machine.samples import Sample, metrics
 from pulsetrain.records.columns import Columns
-from pulsetrain.records.counters import Counter, counters, numbered, rate_bits_per_s
+from pulsetrain.records.counters import counter_files, counters, numbered, rate_bits_per_s
 
 CLASS = Path("/sys/class/infiniband")
 LAYERS = {"InfiniBand": 1.0, "Ethernet": 2.0}
@@ -26,7 +26,7 @@ class RdmaSampler:
 
     def __init__(self, path: Path = CLASS, *, node: str = "") -> None:
         self._path, self._node = path, node
-        self._counters: list[Counter] = list(counters().values())
+        self._counters = counter_files()
         self._unreadable: set[Path] = set()
         self.failed_reads = 0
 
@@ -57,9 +57,13 @@ class RdmaSampler:
                     yield f"{card.name}/{port.name}", port
 
     def _port(self, device: str, port: Path) -> Iterator[Sample]:
+        found: set[str] = set()
         for counter in self._counters:
+            if counter.metric in found:
+                continue
             text = self._read(port / counter.folder / counter.file)
             if text is not None and text.isdecimal() and int(text) < NO_COUNT:
+                found.add(counter.metric)
                 yield device, counter.metric, float(int(text) * counter.scale)
         yield from self._state(device, port)
 

@@ -66,6 +66,22 @@ def test_every_recorded_counter_file_is_known():
             assert (folder, path.name) in known or path.name == "lifespan"
 
 
+def test_a_card_that_counts_in_other_files_has_the_same_metrics(tmp_path):
+    """As EFA and Broadcom's: bytes, where the files of others count words of four."""
+    port = tree(tmp_path, hw_counters__tx_bytes="7000\n", hw_counters__rx_bytes="5000\n")
+    (port / "counters" / "port_xmit_data").unlink()
+    found = values(RdmaSampler(tmp_path).sample(1))
+    assert found["mlx5_0/1", "rdma_transmit_bytes"] == 7000.0
+    assert found["mlx5_0/1", "rdma_receive_bytes"] == 5000.0
+
+
+def test_of_two_files_of_a_metric_the_usual_one_counts(tmp_path):
+    tree(tmp_path, hw_counters__tx_bytes="7000\n")
+    batch = RdmaSampler(tmp_path).sample(1)
+    found = [row["value"] for row in batch.to_rows() if row["name"] == "rdma_transmit_bytes"]
+    assert found == [400.0]
+
+
 def test_a_missing_failed_or_absurd_file_is_no_sample(tmp_path):
     port = tree(
         tmp_path,
