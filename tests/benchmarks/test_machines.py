@@ -61,6 +61,18 @@ def test_the_hardware_cases_ask_for_what_the_policy_table_has():
     assert {case.response for case in policies.EVICTING} == {Response.EVICT_NOW, Response.EVICT_AT_STEP}
 
 
+@pytest.mark.parametrize(("seen", "right"), [("evict_at_step", True), ("evict_now", False), ("", False)])
+def test_a_hardware_case_is_right_only_with_the_response_of_the_table(seen, right):
+    case = next(case for case in policies.EVICTING if case.response == "evict_at_step")
+    assert policies._row(case, seen, 3.0, done=True)["right"] is right
+
+
+def test_the_strictest_response_of_several_findings_counts():
+    evidence = ['{"response": "cordon"}', '{"response": "evict_at_step"}', '{"kind": "x"}']
+    assert policies.strictest(evidence) == "evict_at_step"
+    assert policies.strictest([]) == ""
+
+
 @pytest.mark.integration
 @pytest.mark.alone
 @pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.missing() or "all is there")
