@@ -19,6 +19,7 @@ _OWN_SIGNALS = frozenset({"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "S
 _TEARDOWN_SIGNALS = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGPIPE"})  # sent to end a job
 _TOGETHER_NS = 2_000_000_000  # exits that lie closer together may share a cause
 _NOT_ENDED = 0.7  # confidence that the one rank that did not fail is the one that all others waited for
+END_CHARS = 1000  # of each end of a line are searched
 _MAX_EXITS = 16  # exits listed in the evidence
 _NONE_LEFT = (
     "Replace all nodes of the job: none is left whose memory holds a copy of its state. It resumes from the "
@@ -61,16 +62,25 @@ def cascade_rules() -> tuple[CascadeRule, ...]:
     )
 
 
+def searched(line: str) -> str:
+    """What is searched of a line: both ends of a long one. Patterns may take the square of its length.
+
+    >>> len(searched("x" * 16_000))
+    2005
+    """
+    return line if len(line) <= 2 * END_CHARS else f"{line[:END_CHARS]} ... {line[-END_CHARS:]}"
+
+
 def cascade_rule(lines: Iterable[str]) -> str:
     """Return the name of the first rule that a line matches, empty where the lines do not blame a peer."""
-    text = "\n".join(lines)
+    text = "\n".join(map(searched, lines))
     return next((rule.name for rule in cascade_rules() if rule.pattern.search(text)), "")
 
 
 def timed_out(lines: Iterable[str]) -> bool:
     """Whether the lines say that torch's own timeout has ended the rank."""
     rule = next(rule for rule in cascade_rules() if rule.name == "collective_timeout")
-    return bool(rule.pattern.search("\n".join(lines)))
+    return bool(rule.pattern.search("\n".join(map(searched, lines))))
 
 
 def suspicion(exit_: RankExit) -> int:

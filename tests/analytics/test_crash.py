@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -205,3 +206,13 @@ def test_only_where_every_node_is_lost_the_advice_names_storage():
 
 def test_the_nodes_of_an_attempt_may_be_unknown():
     assert "suggested_action" not in explained([], ("node0",))[0].evidence
+
+
+@pytest.mark.parametrize("word", ["gloo.", "tcpstore ", "ncclSystemError.", "collective."])
+def test_a_line_that_goes_on_and_on_is_searched_at_its_ends_and_holds_nobody_up(word):
+    """The hub reads what ranks print last, in the loop that hears all agents."""
+    line = word * (16_000 // len(word))
+    began_s = time.process_time()
+    assert cascade_rule([line]) == ""
+    assert time.process_time() - began_s < 1.0
+    assert cascade_rule(["x" * 16_000 + " Connection closed by peer"]) == "connection_closed"

@@ -16,7 +16,7 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Literal, TypedDict
 
-from pulsetrain.analytics.crash import cascade_rule
+from pulsetrain.analytics.crash import cascade_rule, searched
 
 CLASSES = ("infrastructure", "framework", "user")
 # When nothing else is known: ByteRobust (arXiv 2509.16293) table 1, without the users' own restarts.
@@ -136,7 +136,8 @@ def rule_of(line: str) -> str:
 
 
 def _matched(lines: Sequence[str]) -> list[tuple[Rule, str]]:
-    return [(rule, line) for line in lines for rule in rules() if rule.pattern.search(line)]
+    parts = [(line, searched(line)) for line in lines]
+    return [(rule, line) for line, part in parts for rule in rules() if rule.pattern.search(part)]
 
 
 def _innermost(lines: Sequence[str]) -> str:

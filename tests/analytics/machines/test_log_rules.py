@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,3 +80,12 @@ def test_the_deepest_rule_names_a_line():
     assert rule_of("nothing of interest") == ""
     for rule in rules():
         assert rule_of(rule.sample) == rule.name
+
+
+@pytest.mark.parametrize("word", ["hdfs://data/part ", "s3://data/part ", "NCCL.", "nvlink."])
+def test_a_line_that_goes_on_and_on_holds_nobody_up(word):
+    """As an exception that names all the files of a data set."""
+    line = "KeyError: " + word * (16_000 // len(word))
+    began_s = time.process_time()
+    assert classify([line]).likeliest == "user"
+    assert time.process_time() - began_s < 1.0
