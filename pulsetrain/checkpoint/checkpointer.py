@@ -37,6 +37,7 @@ from pulsetrain.checkpoint.slot_targets import LayoutCache, TargetCache
 from pulsetrain.checkpoint.state_restore import put_back, read_state
 from pulsetrain.checkpoint.statetree import Leaves, collect, expected_bytes
 from pulsetrain.collectors.rank.handle import process_handle
+from pulsetrain.collectors.rank.lost_update import UNSAVED
 from pulsetrain.core.errors import CheckpointError, CorruptData, NotReshardable, PulsetrainError, UsageError
 
 log = structlog.get_logger(__name__)
@@ -127,6 +128,9 @@ class Checkpointer:
     def _save(self, step: int, *, durable: bool) -> SaveResult:
         if self._is_forked:
             return SaveResult(step, skipped="this process is a copy of the rank, made by fork")
+        state = process_handle().state
+        if state is not None and state.update_lost():
+            return self._skip(step, UNSAVED)
         if self._saving_thread == get_ident():
             return self._skip(step, "another save of this thread was interrupted by this one")
         self._edition, self._last_step = edition_after(self._edition, self._last_step, step), step

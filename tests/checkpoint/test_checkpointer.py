@@ -16,11 +16,13 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
+from pulsetrain.checkpoint import checkpointer
 from pulsetrain.checkpoint.checkpointer import Checkpointer
 from pulsetrain.checkpoint.memory.arena import ArenaReader, ArenaWriter, create_arena
 from pulsetrain.checkpoint.memory.slots import history_of
 from pulsetrain.core.errors import CheckpointError, CorruptData
 from tests.checkpoint.trainers import wait_until
+from tests.collectors.rank.watched import Watched
 
 
 class Training:
@@ -128,6 +130,18 @@ def test_a_save_that_is_interrupted_holds_up_no_other(fd, part, monkeypatch):
     worker.join(20)
     assert later
     assert ArenaReader(fd).newest.step == 3
+
+
+def test_half_an_update_is_not_saved(fd, monkeypatch):
+    watched = Watched()
+    monkeypatch.setattr(checkpointer, "process_handle", lambda: watched.handle)
+    training = Training(fd)
+    training.train(1, 2)
+    watched.handle.state.update_lost = lambda: True
+    assert "half done" in training.checkpointer.save(3).skipped
+    watched.handle.state.update_lost = lambda: False
+    assert ArenaReader(fd).newest.step == 2
+    assert training.checkpointer.save(3).wait().step == 3
 
 
 def test_a_save_by_a_signals_handler_that_interrupts_another_is_skipped(fd, monkeypatch):

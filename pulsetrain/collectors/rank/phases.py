@@ -86,6 +86,10 @@ def _nothing() -> None:
     pass
 
 
+def _never() -> bool:
+    return False
+
+
 class Processor(Protocol):
     """Counts the time that the main thread was runnable without a processor. Nothing of it raises."""
 
@@ -116,13 +120,14 @@ class RankState:
     - `gives_device_in_waits`: whether the hooks of collectives do so around their waits.
     - `processor`: told of waits for other ranks and of steps, if it is set.
     - `transfers`: whether this rank has sent to another one, or received.
+    - `update_lost`: whether parameters are those of half an update, which another rank has not ended.
     - `blocked`: ns that the main thread has stood still for communication since the process began. It only
       grows, so what it grew by inside a phase is the part of the phase that is no work of the rank's own.
     """
 
     __slots__ = (
         *("blocked", "context", "gives_device_in_waits", "lane", "parent", "pending", "poll"),
-        *("processor", "ring", "step", "top", "transfers", "turns", "words"),
+        *("processor", "ring", "step", "top", "transfers", "turns", "update_lost", "words"),
     )
 
     def __init__(self, ring: RingWriter) -> None:
@@ -138,6 +143,7 @@ class RankState:
         self.processor: Processor | None = None
         self.transfers = False
         self.turns: Turns | None = None
+        self.update_lost: Callable[[], bool] = _never
         self.gives_device_in_waits = False
 
     def enter_step(self, step: int) -> None:

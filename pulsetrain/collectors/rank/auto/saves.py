@@ -1,7 +1,7 @@
 """Sees the checkpoints that the script writes by itself: `torch.save`, distributed checkpoints, safetensors.
 
 Each write is a `checkpoint` phase while it runs. What is saved is passed on untouched, and what a write
-raises passes without a frame of ours.
+raises passes without a frame of ours. Only what holds half an update is not written (`UpdateLostError`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from pulsetrain.collectors.rank.auto.segments import Segments
 from pulsetrain.collectors.rank.auto.trained import TrainedState
 from pulsetrain.collectors.rank.auto.wrapping import Begin, Call, argument, wrap
 from pulsetrain.collectors.rank.handle import Handle
-from pulsetrain.collectors.rank.phases import NO_SPAN
+from pulsetrain.collectors.rank.lost_update import UNSAVED, UpdateLostError
+from pulsetrain.collectors.rank.phases import NO_SPAN, RankState
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -116,9 +117,12 @@ class SaveWatch:
             return None
         try:
             share = self._trained.share(saved)
+            _refuse_half_update(handle.state, share)
             if share <= 0 and path_of(target) is None:
                 return None  # bytes in memory that are no training state
             return _Call(self._span(), self._saves.begin(share), self._counted(target), handle.fault)
+        except UpdateLostError:
+            raise
         except Exception:  # noqa: BLE001 - the script's own call must go on
             handle.fault()
             return None
@@ -190,6 +194,11 @@ class _AsyncCall:
         self.raised()
         if not future.cancelled() and future.exception() is None:
             self._call.returned(None)
+
+
+def _refuse_half_update(state: RankState, share: float) -> None:
+    if share > 0 and state.update_lost():
+        raise UpdateLostError(UNSAVED)
 
 
 def hook_package(module: ModuleType, begins: Mapping[str, Begin]) -> None:

@@ -31,7 +31,7 @@ class Call(Protocol):
 
 
 Begin = Callable[[tuple[object, ...], Mapping[str, object]], Call | None]
-"""Looks at the arguments of a call. None: the call is nothing to us. It does not raise."""
+"""Looks at the arguments of a call. None: the call is nothing to us. It raises only to refuse the call."""
 
 
 def wrap(owner: object, name: str, begin: Begin) -> None:

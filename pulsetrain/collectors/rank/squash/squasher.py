@@ -20,8 +20,9 @@ The root measures what an update takes, and what it takes to hand it over. Where
 Nobody waits longer than `WAIT_S`, except in an update that all share, nor for a process that is gone. Who has
 waited in vain computes, and is not taken as equal until the next comparison. A root that ends inside an
 update that all share leaves half of it. Then sharers raise `UpdateLostError`: without the root the attempt is
-over. So an update never has another result than without squashing, as long as the optimizer's own state is
-written by nothing but the optimizer, and replicas are what they seem.
+over. Until the script has loaded its parameters anew, they make no update and save nothing. So an update
+never has another result than without squashing, as long as the optimizer's own state is written by nothing
+but the optimizer, and replicas are what they seem.
 
 This is the squashing of Singularity (arXiv 2202.07848, section 5.2.2), with its validation.
 """
@@ -40,6 +41,7 @@ from typing import TypeVar
 import torch
 
 from pulsetrain.collectors import squash_layout as layout
+from pulsetrain.collectors.rank.lost_update import UpdateLostError
 from pulsetrain.collectors.rank.phases import RankState
 from pulsetrain.collectors.rank.squash import contents
 from pulsetrain.collectors.rank.squash.bell import Bell
@@ -56,10 +58,6 @@ WORTH_UPDATES = 8  # until the next comparison, for which each rank gets pages o
 LONGEST_REST = 1024  # updates until the root's tensors move again, where that was in vain again and again
 
 T = TypeVar("T")
-
-
-class UpdateLostError(RuntimeError):
-    """The rank that computed an update for all has not ended it. What there was before is gone."""
 
 
 class Sharing:
@@ -161,12 +159,15 @@ class Squasher:
             weakref.WeakKeyDictionary()
         )
         self._made: list[Replica] = []  # those of optimizers that are gone too: parameters may lie in theirs
+        self._lost: list[tuple[torch.optim.Optimizer, object]] = []  # and marks of what is half done
+        state.update_lost = self._has_lost
 
     def begin_again(self) -> None:
         """A new attempt begins in this process. Updates count from 0."""
         for replica in self._made:
             replica.leave(self._me)
         self._replicas, self._made = weakref.WeakKeyDictionary(), []
+        self._lost = []
 
     def before_fork(self) -> None:
         """This process forks. The child shows no buffer that the root fills again.
@@ -184,6 +185,8 @@ class Squasher:
             replica = self._replicas[optimizer] = Replica(len(self._made))
             self._made.append(replica)
         replica.update += 1
+        if self._has_lost():
+            raise UpdateLostError("an earlier update, which another rank computed for this one, is half done")
         if not self._may_squash(replica, optimizer, plain=plain):
             if replica.cell is not None:
                 replica.leave(self._me)
@@ -194,6 +197,11 @@ class Squasher:
         if self._raised is not None:
             raise self._raised
         return result
+
+    def _has_lost(self) -> bool:
+        """Whether parameters are those of half an update. They are not once the script has written them."""
+        self._lost = [(each, marks) for each, marks in self._lost if contents.marks(each) == marks]
+        return bool(self._lost)
 
     def _may_squash(self, replica: Replica, optimizer: torch.optim.Optimizer, *, plain: bool) -> bool:
         """Whether this update has a root, which the replica then knows."""
@@ -444,6 +452,7 @@ class Squasher:
                 mode, before = self._hear(replica, cell, handover, optimizer)
             except UpdateLostError:
                 words[layout.C_EQUAL_IN + self._me] = 0
+                self._lost.append((optimizer, contents.marks(optimizer)))
                 raise
             except Exception:  # noqa: BLE001 - the script must not see our faults
                 self._state.fault()

@@ -22,6 +22,7 @@ from pulsetrain.collectors.rank.auto.own_saves import OwnSaves
 from pulsetrain.collectors.rank.auto.saves import SaveWatch
 from pulsetrain.collectors.rank.auto.segments import Segments
 from pulsetrain.collectors.rank.auto.wrapping import wrapped
+from pulsetrain.collectors.rank.lost_update import UpdateLostError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
@@ -67,6 +68,21 @@ def test_a_saved_model_is_a_phase_and_a_checkpoint(script, tmp_path):
     assert script.phases == ["checkpoint"]
     assert (script.shown.step, script.shown.path) == (30, str(tmp_path / "30.pt"))
     assert script.shown.bytes == (tmp_path / "30.pt").stat().st_size > BYTES
+    assert script.watched.errors == 0
+
+
+def test_half_an_update_is_not_written_over_the_last_checkpoint(script, tmp_path):
+    script.torch_save(MODEL.state_dict(), tmp_path / "a.pt")
+    before = (tmp_path / "a.pt").read_bytes()
+    script.handle.state.update_lost = lambda: True
+    with pytest.raises(UpdateLostError, match="not saved"):
+        script.torch_save(MODEL.state_dict(), tmp_path / "a.pt")
+    with pytest.raises(UpdateLostError, match="not saved"):
+        script.dcp_save(MODEL.state_dict(), checkpoint_id=tmp_path / "folder")
+    assert (tmp_path / "a.pt").read_bytes() == before
+    assert not (tmp_path / "folder").exists()
+    script.torch_save({"loss": 0.1}, tmp_path / "metrics.pt")
+    assert (tmp_path / "metrics.pt").exists()
     assert script.watched.errors == 0
 
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulsetrain.collectors import squash_layout as layout
+from pulsetrain.collectors.rank.lost_update import UpdateLostError
 from pulsetrain.collectors.rank.squash import contents, squasher
 from pulsetrain.collectors.rank.squash.cell import Page
 from pulsetrain.collectors.rank.squash.squasher import Squasher
@@ -42,7 +43,7 @@ class Job:
         self.errors = [0] * ranks
         self.results = [[] for _ in range(ranks)]
         self.failures = []
-        self.optimizers = {}
+        self.optimizers, self.squashers = {}, {}
 
     def regroup(self):
         if self.step in self.groups:
@@ -76,6 +77,7 @@ class Job:
         parameters = [torch.nn.Parameter(torch.randn(shape, generator=source)) for shape in self.shapes]
         optimizer = self.optimizers[rank] = self.make(parameters)
         squash = Squasher(watched.handle.state, Page(self.memory.fd, rank), rank, wait_s=self.wait_s)
+        self.squashers[rank] = squash
 
         def compute():
             self.computed[rank] += 1
@@ -373,7 +375,7 @@ class Breaks(Job):
     def train(self, rank):
         try:
             super()._train(rank)
-        except (squasher.UpdateLostError, OverflowError) as error:
+        except (UpdateLostError, ArithmeticError) as error:
             self.lost.append(type(error))
 
 
@@ -391,8 +393,34 @@ def test_half_an_update_is_taken_by_nobody(gone, monkeypatch):
 
     job = Breaks(before=before).run()
     assert job.used[1].in_place
-    assert set(job.lost) == {OverflowError, squasher.UpdateLostError}
+    assert set(job.lost) == {OverflowError, UpdateLostError}
     assert len(job.results[1]) == 9
+
+
+def test_after_half_an_update_there_is_no_other_until_the_script_has_loaded_its_parameters_anew():
+    seen = []
+
+    class GoesOn(Breaks):
+        def train(self, rank):
+            super().train(rank)
+            if rank == 1:
+                squash, optimizer = self.squashers[rank], self.optimizers[rank]
+                with pytest.raises(UpdateLostError, match="half done"):
+                    squash.step(optimizer, optimizer.step, plain=False)
+                seen.append(squash._state.update_lost())
+                with torch.no_grad():
+                    for parameter in optimizer.param_groups[0]["params"]:
+                        parameter.zero_()  # as load_state_dict writes it
+                squash.step(optimizer, optimizer.step, plain=False)
+                seen.append(squash._state.update_lost())
+
+    def before(rank, step, optimizer):
+        if (rank, step) == (0, 9):
+            optimizer.step = lambda: 1 / 0
+
+    job = GoesOn(before=before).run()
+    assert UpdateLostError in job.lost
+    assert seen == [True, False]
 
 
 def test_what_a_signal_handler_raises_comes_behind_an_update_that_was_agreed_to(monkeypatch):
