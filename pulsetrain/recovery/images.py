@@ -15,12 +15,14 @@ from pulsetrain.recovery.attempt import Attempt
 from pulsetrain.recovery.move_preview import ONLY, lacking
 from pulsetrain.recovery.move_request import Hold, Image, Move, MoveRequest
 from pulsetrain.recovery.nodes import CLOSED, GONE, NO_ANSWER, Node
+from pulsetrain.recovery.resizing import own_devices
 from pulsetrain.recovery.saves import has_checkpointer, restorable_without
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Event
 
 LEFT = "image_kept"
 """in an agent's reply to a restore that failed: whether it can be tried again"""
+TURNS = "its ranks take turns on devices"
 DUMP_TIMEOUT_S = 120.0
 POLL_S = 0.02
 
@@ -33,7 +35,16 @@ def why_not(job: JobState) -> str:
         return lacks
     if len(world) != 1 or has_checkpointer(job):
         return ONLY
-    return "" if active else f"node {world[0].node} cannot be reached"
+    if not active:
+        return f"node {world[0].node} cannot be reached"
+    return TURNS if _take_turns(job) else ""
+
+
+def _take_turns(job: JobState) -> bool:
+    """Whether ranks share devices. What they share then would not be shared by what is restored."""
+    [member] = job.members.world
+    wanted = job.resizing.devices or own_devices(member, job.members.nodes[member.node].hello)
+    return wanted < member.nproc
 
 
 def possible(job: JobState) -> bool:

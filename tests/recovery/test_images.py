@@ -13,6 +13,7 @@ from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.pool.config import PoolConfig
 from pulsetrain.recovery.transitions import Phase
 from tests.recovery.fakes import FakeMemory, Fleet, run
+from tests.recovery.test_device_resizing import resize
 from tests.recovery.test_moving import request
 
 
@@ -96,6 +97,22 @@ def test_the_answer_says_whether_processes_are_dumped():
         await several.train()
         answer = several.fleet.controller.move("j", request(), dry_run=True)
         assert "(only those of a job of one node that nothing else saves)" in answer["process_dump"]
+
+    run(scenario)
+
+
+def test_ranks_that_take_turns_on_devices_are_not_dumped_and_that_is_said_before_they_stand():
+    async def scenario():
+        job = Job()
+        await job.train()
+        await resize(job.fleet, 1)
+        asked = job.fleet.controller.move("j", request(lose_progress=True), dry_run=True)
+        assert "(its ranks take turns on devices)" in asked["process_dump"]
+        with pytest.raises(UsageError, match=r"has no checkpoint, and .* take turns on devices"):
+            job.fleet.controller.move("j", request())
+        assert not job.fleet.of("a", HoldRanks)
+        await resize(job.fleet, 2)
+        assert job.fleet.controller.move("j", request(), dry_run=True)["process_dump"] == ""
 
     run(scenario)
 
