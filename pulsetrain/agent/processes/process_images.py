@@ -172,11 +172,11 @@ class ProcessImages:
             written = folder / f"{MANIFEST}.new"
             written.write_text(json.dumps(asdict(manifest)))
             written.rename(folder / MANIFEST)
-        except (OSError, ValueError, PulsetrainError) as error:
+        except Exception as error:  # whatever it was: processes that stand for ever would hold up their job
             let_go(processes.values())
             self.clear()
             self._forget_pages()
-            raise Unavailable(f"image: {error}") from error
+            raise Unavailable(f"image: {_why(error)}") from error
         return manifest
 
     def read(self, name: str) -> Manifest:
@@ -247,12 +247,12 @@ class ProcessImages:
             (folder / "go").touch()
             _await(lambda: len(codes) == len(started), codes, limit_s)
             let_go(manifest.processes.values())  # they were stopped when they were dumped
-        except (OSError, PulsetrainError) as error:
+        except Exception as error:  # whatever it was, nothing of it may be left
             with contextlib.suppress(OSError):
                 (folder / "stop").touch()
             _end(zygote, list(started.values()), list(manifest.processes.values()))
             _drop_pages(folder)
-            raise Unavailable(f"image {manifest.name!r}: {error}{_said(folder)}") from error
+            raise Unavailable(f"image {manifest.name!r}: {_why(error)}{_said(folder)}") from error
 
     def clear(self) -> None:
         """Remove every image. Pages of the last one stay until the next."""
@@ -320,6 +320,10 @@ class ProcessImages:
         status, said = self._run(command, DUMP_TIMEOUT_S)
         if status:
             raise Unavailable(f"{process}: {last_error(_text(folder / 'dump.log') or said)}")
+
+
+def _why(error: Exception) -> str:
+    return str(error) if isinstance(error, OSError | ValueError | PulsetrainError) else repr(error)
 
 
 def _refuse(why: str) -> None:

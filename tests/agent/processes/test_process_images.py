@@ -217,6 +217,19 @@ def test_a_full_disk_leaves_no_image_and_nothing_of_its_pages(tmp_path, sleeper,
     assert nothing_is_left(tmp_path)
 
 
+def test_processes_run_on_whatever_goes_wrong_in_a_dump(tmp_path, trees, monkeypatch):
+    made = images(tmp_path)
+
+    def broken(name, source):
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(made._blocks, "put", broken)
+    with pytest.raises(Unavailable, match=r"image: MemoryError\('no more'\)"):
+        made.dump("one", 3, dict(zip(("rank_0", "rank_1"), trees, strict=True)), {})
+    assert psutil.STATUS_STOPPED not in family_states(trees)
+    assert nothing_is_left(tmp_path)
+
+
 def test_no_process_is_stopped_for_an_image_that_the_disk_has_no_room_for(tmp_path, trees, monkeypatch):
     begun = []
     made = ProcessImages(tmp_path, run=lambda *command: begun.append(command) or (0, ""))
