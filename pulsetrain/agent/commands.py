@@ -218,7 +218,10 @@ class Commands:
             if stop is not None and stop.keep:
                 ranks.keep(zygote, stop.fresh, stop.wake_s, lambda: epoch != self._epoch)
             else:
-                ranks.stop(zygote, stop.grace_s if stop is not None else 0.0, signum)
+                if image:
+                    ranks.stop_dumped(zygote)
+                else:
+                    ranks.stop(zygote, stop.grace_s if stop is not None else 0.0, signum)
                 if stop is not None:
                     ranks.drop_kept(zygote)
             self._forget_ranks()

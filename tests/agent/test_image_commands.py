@@ -198,7 +198,8 @@ def test_ranks_are_not_ended_without_the_image_that_they_were_dumped_to(image, k
     images.keeps = lambda _: keeps
     node = Node(Rank(0))
     node.zygote, node.stopped = None, lambda: ended.append("told")
-    node.ranks.stop, node.ranks.drop_kept = lambda *_: ended.append("ranks"), lambda *_: None
+    node.ranks.stop = node.ranks.stop_dumped = lambda *_: ended.append("ranks")
+    node.ranks.drop_kept = lambda *_: None
     node.ranks.close = lambda: None
     made = Commands(node, SimpleNamespace(follow=lambda _: None), images=images)
     stop = Stop(id=1, reason="pre-empted", image=image)
@@ -257,7 +258,7 @@ def test_a_rank_that_dies_slowly_does_not_cost_the_image_it_was_dumped_to(monkey
     def stop(*_):
         ranks[0].code, ranks[0].stopping, ranks[1].stopping = -9, True, True
 
-    node.ranks.stop = stop
+    node.ranks.stop_dumped = stop
     made = Commands(node, SimpleNamespace(follow=lambda _: None), images=images)
     made._stores["j"] = 50
     made._dump_ranks(COMMAND)

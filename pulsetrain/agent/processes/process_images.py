@@ -393,6 +393,11 @@ def let_go(pids: Iterable[int]) -> None:
                 process.resume()
 
 
+def families(pids: Iterable[int]) -> list[psutil.Process]:
+    """Processes and all that they have started."""
+    return [process for pid in pids for process in _tree(pid)]
+
+
 def _tree(pid: int) -> list[psutil.Process]:
     """A process and all that it has started, those in other groups included. None where it is gone."""
     with contextlib.suppress(psutil.Error):

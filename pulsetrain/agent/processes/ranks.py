@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+import psutil
+
 from pulsetrain.agent.output import open_log
 from pulsetrain.agent.processes import kept_ranks
 from pulsetrain.agent.processes.devices import SharedDevices
@@ -17,7 +19,13 @@ from pulsetrain.agent.processes.error_file import VARIABLE as ERROR_FILE
 from pulsetrain.agent.processes.kept_ranks import Seat, Seated
 from pulsetrain.agent.processes.log_folders import LogFolders
 from pulsetrain.agent.processes.process_groups import kill_group
-from pulsetrain.agent.processes.process_images import Manifest, ProcessImages, clock_ahead_ns, ring_of
+from pulsetrain.agent.processes.process_images import (
+    Manifest,
+    ProcessImages,
+    clock_ahead_ns,
+    families,
+    ring_of,
+)
 from pulsetrain.agent.processes.program_check import check_program
 from pulsetrain.agent.processes.rank import NodeIdentity, Program, Rank, rank_environment
 from pulsetrain.agent.processes.signal_state import ignores, listeners, listens
@@ -213,6 +221,18 @@ class Ranks:
             _send(zygote, alive, signal.SIGCONT)
             _wait(alive, grace_s)
         self._end(zygote, alive)
+
+    def stop_dumped(self, zygote: Zygote) -> None:
+        """End ranks that were dumped, and all that they have started: each of these has its pid in the image.
+
+        A process in a session of its own does not end with its rank. It would stay stopped for ever. Raises
+        `Unavailable` as `stop` does.
+        """
+        started = families(rank.pid for rank in self.alive if rank.pid > 0)
+        self.stop(zygote, 0.0)
+        for process in started:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
 
     def _end(self, zygote: Zygote, ranks: Sequence[Rank]) -> None:
         _send(zygote, (r for r in ranks if r.code is None), signal.SIGKILL)

@@ -3,7 +3,10 @@
 import dataclasses
 import os
 import signal
+import subprocess
+import sys
 
+import psutil
 import pytest
 
 from pulsetrain.agent.processes.rank import NodeIdentity, Program
@@ -65,6 +68,24 @@ def test_ranks_are_forked_with_a_ring_and_an_arena_each(node, tmp_path):
     assert zygote.spawned[0].files.keys() == inherited, "nothing for squashing, which nobody asked for"
     assert node.all[0].ring_fd != node.all[1].ring_fd
     assert node.all[1].err == tmp_path / "attempt_5" / "rank_7.err"
+
+
+def test_what_a_dumped_rank_has_started_ends_with_it_also_in_a_session_of_its_own(node, monkeypatch):
+    script = (
+        "import subprocess; print(subprocess.Popen(['sleep', '60'], start_new_session=True).pid); input()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-u", "-c", script], **pipes) as process:
+        started = psutil.Process(int(process.stdout.readline()))
+        zygote = Zygote()
+        node.spawn(zygote, START, ARENAS)
+        for rank in node.all:
+            rank.pid = process.pid
+        monkeypatch.setattr(zygote, "signal", lambda pid, _: [r.end(-9) for r in node.all])
+        node.stop_dumped(zygote)
+        psutil.wait_procs([started], timeout=10)
+    assert not started.is_running()
+    assert node.alive == ()
 
 
 def test_ranks_that_may_squash_inherit_the_memory_for_it(tmp_path):
