@@ -27,6 +27,9 @@ if TYPE_CHECKING:  # the agent takes most of a command's start
 Command = TypeVar("Command", bound=Callable[..., object])
 """A function, or the command that click made of one."""
 
+LONGEST_NAME_BYTES = 255
+"""Of a job and of a node: a file system takes no longer name of a folder."""
+
 CONTEXT = {
     "allow_interspersed_args": False,  # what follows the script is the script's
     "token_normalize_func": lambda flag: flag.replace("_", "-"),  # torchrun takes both spellings
@@ -292,9 +295,13 @@ def launch_options(
 
 
 def _check_name(flag: str, name: str) -> None:
-    """Names are folders of the data folder too, and must not lead out of it."""
+    """Names are folders of the data folder too, and must not lead out of it. The hub takes only these."""
     if name.startswith("/") or ".." in name.split("/"):
         raise UsageError(f"{flag}={name}: allowed: a name that does not begin with / and has no part ..")
+    if name and (not name.isprintable() or len(os.fsencode(name)) > LONGEST_NAME_BYTES):
+        raise UsageError(
+            f"{flag} {name[:40]!r}: allowed: printable characters, {LONGEST_NAME_BYTES} bytes at most"
+        )
 
 
 def _mode(flags: LaunchFlags) -> Mode:

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 
+RUN_NAME_BYTES = 200
+"""Of a job's name in the name of a run's folder. Time and process id follow it."""
+
 
 def launch(options: LaunchOptions, say: Say) -> Outcome:
     """Run the agent until the job is over. Raises `UsageError` for what cannot be used."""
@@ -140,8 +143,14 @@ def own_hub_folder(options: LaunchOptions) -> Path:
     """Where a hub of this run's own lives: the folder of `--data`, else a new folder for the run."""
     if options.data is not None and not options.hub.own:
         return options.data
-    run = f"{options.job_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    run = f"{_run_name(options.job_name)}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     return options.data_folder / "runs" / run
+
+
+def _run_name(job: str) -> str:
+    """A job's name as one part of a path: commands look for hubs directly below `runs`."""
+    whole = os.fsencode(job.replace("/", "-"))
+    return whole[:RUN_NAME_BYTES].decode(errors="ignore")
 
 
 def node_folder(options: LaunchOptions, hub_folder: Path | None) -> Path:

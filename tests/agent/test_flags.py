@@ -205,6 +205,12 @@ def test_a_name_does_not_lead_out_of_the_data_folder(parse, words):
         parse(*words, "train.py")
 
 
+@pytest.mark.parametrize("name", ["two\nlines", "\udcff", "x" * 256, "名" * 86])
+def test_a_name_that_no_hub_or_folder_takes_is_refused_at_once(parse, name):
+    with pytest.raises(UsageError, match=r"--node .*: allowed: printable characters, 255 bytes at most"):
+        parse("--node", name, "train.py")
+
+
 def test_a_name_may_have_dots_and_parts(parse):
     options, _ = parse("--job", "team/gpt..2", "--node", "n1.cluster", "train.py")
     assert (options.job_name, options.node_name) == ("team/gpt..2", "n1.cluster")

@@ -1,5 +1,6 @@
 """`pulsetrain run`: bad input, and whole runs with a hub of their own."""
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pulsetrain.agent.launch import _writable, node_folder, own_hub_folder
 from pulsetrain.agent.launch_options import HubOptions, LaunchOptions, NodeOptions
 from pulsetrain.agent.processes.rank import Program
 from pulsetrain.cli import pulsetrain
+from pulsetrain.protocol.client import find_hub
 from tests.agent.real_processes import TRAIN, until, with_environment
 
 MARK = "PULSETRAIN_TEST_MARK"
@@ -105,6 +107,19 @@ def test_without_the_data_flag_each_run_with_a_hub_of_its_own_has_a_new_folder()
         assert folder.parent == Path(data, "runs")
         assert folder.name.startswith("train-")
         assert node_folder(options, folder) == folder
+
+
+@pytest.mark.parametrize("job", ["team/gpt", "名" * 85])
+def test_the_hub_of_a_run_is_found_whatever_its_job_is_called(tmp_path, job):
+    options = LaunchOptions(
+        program=Program(argv=("train.py",)),
+        node=NodeOptions(job=job),
+        environ={"PULSETRAIN_DATA": str(tmp_path)},
+    )
+    folder = own_hub_folder(options)
+    folder.mkdir(parents=True)
+    (folder / "hub.json").write_text(json.dumps({"url": "http://h:1", "pid": os.getpid()}))
+    assert find_hub(environ={"PULSETRAIN_DATA": str(tmp_path)}).url == "http://h:1"
 
 
 def test_a_node_that_joins_a_hub_keeps_its_spool_in_the_data_folder():
