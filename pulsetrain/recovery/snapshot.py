@@ -175,6 +175,7 @@ class JobSnapshot:
 def snapshot(job: JobState) -> JobSnapshot:
     """The job as it is now."""
     now_s, attempt = job.services.clock.monotonic_s(), job.attempt
+    hang = job.hangs.pending
     return JobSnapshot(
         job=job.name,
         nnodes=job.nnodes,
@@ -191,11 +192,11 @@ def snapshot(job: JobState) -> JobSnapshot:
         history=tuple(job.history),
         failure=job.failure,
         ended_by=job.ended_by,
-        pending_hang=job.hangs.pending,
+        pending_hang=hang,
         own_checkpoint=job.own_checkpoints.newest(),
         move=replace(job.move) if job.move else None,
         instrumentation=job.instrumentation.combined(),
-        time_use=job.time.use(job.now_ns()),
+        time_use=job.time.use(job.now_ns(), hang.since_ns if hang is not None else None),
         links=job.links.outcome,
         wrong_arithmetic=dict(job.arithmetic.wrong),
         resizing=replace(job.resizing),

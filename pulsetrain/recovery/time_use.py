@@ -152,9 +152,11 @@ class TimeBook:
         self._close(now_ns)
         self._stretches = deque(part for each in self._stretches for part in _corrected(each, onset_ns))
 
-    def use(self, now_ns: int) -> TimeUse:
-        """What the time until now went to."""
+    def use(self, now_ns: int, hangs_since_ns: int | None = None) -> TimeUse:
+        """What the time until now went to. What seems work since `hangs_since_ns` is none."""
         stretches = [*self._stretches, _Stretch(self._use, self._since_ns, max(now_ns, self._since_ns))]
+        if hangs_since_ns is not None:
+            stretches = [part for each in stretches for part in _corrected(each, hangs_since_ns)]
         total = self._old.copy()
         total.update(_sums(stretches, 0))
         return TimeUse(

@@ -1,5 +1,7 @@
 """Where the time of jobs goes, in Prometheus' format."""
 
+from dataclasses import replace
+
 from prometheus_client import CollectorRegistry, generate_latest
 
 from pulsetrain.hub.time_metrics import TimeCollector
@@ -24,3 +26,16 @@ def test_each_job_has_its_ratio_for_all_time_and_for_an_hour_and_its_seconds_by_
         'pulsetrain_job_time_seconds_total{job="gpt",use="detect"} 0.0',
     } <= set(lines)
     assert not [line for line in lines if 'job="new"' in line]
+
+
+def test_seconds_never_fall_while_a_job_runs_and_begin_anew_with_another_run():
+    job = FakeJob(job="gpt", time_use=USED)
+    registry = CollectorRegistry()
+    registry.register(TimeCollector({"gpt": job}))
+
+    def told(began_ns, train_s):
+        job.changes["time_use"] = replace(USED, began_ns=began_ns, total_ns={Use.TRAIN: train_s * 10**9})
+        return registry.get_sample_value("pulsetrain_job_time_seconds_total", {"job": "gpt", "use": "train"})
+
+    assert [told(0, s) for s in (90, 60, 80, 95)] == [90, 90, 90, 95]
+    assert told(1, 5) == 5

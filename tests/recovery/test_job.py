@@ -21,6 +21,7 @@ from pulsetrain.recovery.hang_decision import HangDecision
 from pulsetrain.recovery.liveness import SPREAD_S
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.time_use import Use
 from pulsetrain.recovery.transitions import Phase
 from tests.recovery.fakes import Fleet, Observed, hang, run
 
@@ -913,6 +914,7 @@ def test_a_job_without_a_checkpoint_is_told_and_not_stopped():
             await fleet.settle()
         assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 0)
         assert job.snapshot().pending_hang.act_at_ns is None
+        assert job.snapshot().time_use.total_ns[Use.DETECT] >= 8 * 10**9
 
     run(scenario)
 

@@ -62,6 +62,14 @@ def test_a_fault_that_is_found_late_takes_its_time_from_what_seemed_to_train():
     }  # fmt: skip
 
 
+def test_a_hang_that_is_not_acted_on_trains_nothing_and_one_that_ends_by_itself_was_a_pause():
+    book = book_of((Use.TRAIN, 10))
+    use = book.use(START + 100 * S, START + 40 * S)
+    assert (use.total_ns[Use.TRAIN], use.total_ns[Use.DETECT]) == (30 * S, 60 * S)
+    assert (use.ettr, use.ettr_1h) == (0.3, 0.3)
+    assert seconds(book, 100) == {"start": 10, "train": 90}
+
+
 def test_an_onset_before_the_first_step_leaves_the_start_as_it_is():
     book = book_of((Use.TRAIN, 10))
     book.misjudged(START + 3 * S, START + 12 * S)
