@@ -55,7 +55,8 @@ def progress_chart(
     """Loss, step time and throughput over steps (`axis` "step") or time ("time"), with restarts and
     evictions.
 
-    Attempts are separate lines, so that steps done twice do not draw a zigzag. A NaN loss leaves a gap.
+    Attempts are separate lines, so that steps done twice do not draw a zigzag. A NaN loss leaves a gap. So
+    do steps whose tokens nobody counted. A panel of which nothing is known says so.
     """
     marks = [(_position(rows, ts_ns, axis), label, colour) for ts_ns, label, colour in event_marks(events)]
     marks.sort(key=lambda mark: mark[0])
@@ -71,7 +72,7 @@ def progress_chart(
         height=_HEIGHT,
         tooltip={"trigger": "axis", "order": "seriesAsc"},
         axisPointer={"link": [{"xAxisIndex": "all"}]},
-        title=[_title(index) for index in panels],
+        title=[_title(index, rows) for index in panels],
         grid=[{"left": _LEFT, "right": 16, "top": _top(i), "height": _PANEL_PX} for i in panels],
         xAxis=[_x_axis(theme, index, axis, first, last) for index in panels],
         yAxis=[
@@ -87,9 +88,11 @@ def _top(index: int) -> int:
     return 24 + (_LOSS - index) * (_PANEL_PX + 24)
 
 
-def _title(index: int) -> JsonObject:
+def _title(index: int, rows: Sequence[JsonObject]) -> JsonObject:
     """What a panel shows, inside the chart so that three scales of any width stay aligned."""
-    _, text, colour = _PANELS[index]
+    name, text, colour = _PANELS[index]
+    if rows and all(_value(row, name) is None for row in rows):
+        text = f"{text}: not known"
     style = {"color": colour, "fontSize": 12, "fontWeight": "bold"}
     return {"text": text, "left": _LEFT - 4, "top": _top(index) - 22, "textStyle": style}
 
@@ -131,6 +134,8 @@ def _line(index: int, rows: Sequence[JsonObject], axis: str) -> JsonObject:
 
 def _value(row: JsonObject, name: str) -> float | None:
     value = row["step_ns"] / 1e6 if name == "step_ms" else row[name]
+    if name == "tokens_per_s" and not value:
+        return None  # no rank counted them, and a step without any token is none
     return value if value is not None and math.isfinite(value) else None
 
 

@@ -51,6 +51,14 @@ def test_a_loss_that_is_no_number_leaves_a_gap():
     assert loss["data"] == [[0.0, 2.5], [1.0, None], [2.0, None]]
 
 
+def test_tokens_that_nobody_counted_are_not_drawn_as_none():
+    drawn = progress_chart([step(0, tokens_per_s=0.0), step(1, tokens_per_s=0.0)], [], LIGHT, axis="step")
+    (tokens,) = [s for s in drawn.option["series"] if s.get("name") == "tokens/s"]
+    assert tokens["data"] == [[0.0, None], [1.0, None]]
+    titles = [title["text"] for title in drawn.option["title"]]
+    assert titles == ["tokens/s: not known", "step time, ms", "loss"]
+
+
 def test_over_time_marks_are_at_their_moment():
     drawn = progress_chart([step(0), step(1)], [event("evict", 700_000_000, node="n2")], DARK, axis="time")
     assert {axis["type"] for axis in drawn.option["xAxis"]} == {"time"}
