@@ -111,7 +111,8 @@ def _print_details(job: JsonObject, now_ns: int) -> None:
     if status_lines.tells_instrumentation(job):
         click.echo(f"  {status_lines.instrumentation_line(job['instrumentation'])}")
     if job.get("update"):
-        click.echo(f"  {status_lines.update_line(job['update'], now_ns)}")
+        over = job.get("phase") in ("finished", "failed")
+        click.echo(f"  {status_lines.update_line(job['update'], now_ns, over=over)}")
     rows = [{**node, "dropped": status_lines.dropped(node.get("gauges", {}))} for node in job["nodes"]]
     print_table(
         rows, ("node", "state", "node_rank", "ranks", "last_heartbeat_age_s", "dropped", "reason"), ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from typing import TypedDict
 
@@ -120,7 +121,8 @@ def _preempted(job: JobSnapshot) -> str:
     why = f"{job.move.request.reason} ({job.move.request.actor})"
     if job.phase is Phase.PREEMPTING:
         return f"Stopping to be pre-empted: {why}."
-    return f"Pre-empted{_after(job.move.from_step)}: {why}. Resume it with: pulsetrain resume {job.job}"
+    resume = f"pulsetrain resume {shlex.quote(job.job)}"
+    return f"Pre-empted{_after(job.move.from_step)}: {why}. Resume it with: {resume}"
 
 
 def _after(step: int) -> str:

@@ -6,6 +6,7 @@ comes first in every part, so what does not fit matters least. A part that leave
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -146,9 +147,10 @@ def _countdown(job: JobView, view: View, width: int) -> Lines:
     """When the job is restarted for a hang, and how to say no."""
     if job.pending is None or view.stale:
         return []
+    name = shlex.quote(job.job)
     if job.pending.left_s is None:
-        return [_line(width, (f"Restart it: pulsetrain pending {job.job} --now --reason TEXT", "dim"))]
-    decide = f"Or leave it alone: pulsetrain pending {job.job} --wait 30 --reason TEXT"
+        return [_line(width, (f"Restart it: pulsetrain pending {name} --now --reason TEXT", "dim"))]
+    decide = f"Or leave it alone: pulsetrain pending {name} --wait 30 --reason TEXT"
     return [
         _line(
             width,

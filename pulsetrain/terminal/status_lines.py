@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 
 import click
@@ -25,7 +26,7 @@ def job_lines(job: JobView, now_ns: int) -> Iterator[str]:
     if job.to_do != "Nothing.":
         yield click.style(f"  What to do: {job.to_do}", bold=True)
     if job.pending is not None:
-        yield f"  Decide: pulsetrain pending {job.job} --wait MINUTES | --now --reason TEXT"
+        yield f"  Decide: pulsetrain pending {shlex.quote(job.job)} --wait MINUTES | --now --reason TEXT"
 
 
 def progress_line(job: JobView) -> str:
@@ -76,8 +77,8 @@ def own_checkpoint_line(own: JsonObject) -> str:
     return f"Own checkpoint: step {own['step']}, {size}, {age}, {printable(own['path'])}{whole}"
 
 
-def update_line(update: JsonObject, now_ns: int) -> str:
-    """Return one line about the newest update of a job's program.
+def update_line(update: JsonObject, now_ns: int, *, over: bool = False) -> str:
+    """Return one line about the newest update of a job's program. `over`: the job has finished or failed.
 
     >>> update = {"number": 2, "state": "rolled_back", "why": "rank 0 on a ended with exit code 1"}
     >>> update_line(update, 0)
@@ -90,6 +91,8 @@ def update_line(update: JsonObject, now_ns: int) -> str:
     if state in ("rolled_back", "cancelled"):
         return f"{head}: {state.replace('_', ' ')}: {printable(update['why'])}"
     who = f"{head} of {printable(update['actor'])} ({printable(update['reason'])})"
+    if over:
+        return f"{who}: the job was over before it was in force"
     if state == "trying":
         failed = len(update["failed_attempts"])
         return f"{who}: is tried{f', {failed} attempts failed' if failed else ''}"

@@ -87,6 +87,11 @@ def test_information_makes_no_job_slow():
             "preempted",
             "Pre-empted after step 9: noon (ann). Resume it with: pulsetrain resume j",
         ),
+        (
+            {"phase": Phase.PREEMPTED, "move": MOVE, "job": "a b"},
+            "preempted",
+            "Pre-empted after step 9: noon (ann). Resume it with: pulsetrain resume 'a b'",
+        ),
         ({"phase": Phase.FINISHED}, "finished", "Finished after step 5."),
         ({"phase": Phase.FAILED, "failure": "exit code 7"}, "failed", "Failed: exit code 7."),
         ({"phase": Phase.FAILED, "ended_by": "SIGINT"}, "ended", "Ended by SIGINT after step 5."),

@@ -49,6 +49,12 @@ def test_a_hang_without_a_restart_says_how_to_restart():
     )
 
 
+@pytest.mark.parametrize("pending", [PENDING, PENDING | {"act_at_ns": None}])
+def test_a_command_to_copy_has_the_name_as_a_shell_reads_it(pending):
+    shown = text(seen(HUNG | {"job": "a b", "pending_hang": pending}))
+    assert "pulsetrain pending 'a b' --" in shown
+
+
 def test_information_is_no_open_alert():
     alerts = [alert(id="1"), alert(id="2", severity="info")]
     assert "alerts: 1 open, 1 of information" in text(seen(job(), alerts=alerts))

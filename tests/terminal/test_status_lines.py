@@ -81,6 +81,19 @@ def test_an_update_says_how_far_it_is(changes, words):
     assert status_lines.update_line(update | changes, 0) == f"Update 3{words}"
 
 
+def test_an_update_of_a_job_that_is_over_waits_for_nothing():
+    update = {"number": 3, "state": "waiting", "actor": "ann", "reason": "a fix", "until_ns": 0, "why": ""}
+    expected = "Update 3 of ann (a fix): the job was over before it was in force"
+    assert status_lines.update_line(update, 0, over=True) == expected
+    assert status_lines.update_line(update | {"state": "in_force"}, 0, over=True) == "Update 3: in force"
+
+
+def test_a_command_to_copy_has_the_name_as_a_shell_reads_it():
+    hung = job(says="hung", findings=[HANG], pending_hang=PENDING, job='it "is" & a')
+    shown = lines(hung, incidents=[INCIDENT])
+    assert """pulsetrain pending 'it "is" & a' --wait""" in shown[-1]
+
+
 def test_the_mfu_is_shown_where_it_is_known():
     detectors = [{"analyzer": "mfu", "numbers": {"mfu": 0.413}}]
     assert "MFU 41.3%" in lines(job(detectors=detectors))[1]
