@@ -89,8 +89,8 @@ def worst_finding(job: JsonObject) -> JsonObject | None:
 def to_do(job: JsonObject, incidents: Sequence[JsonObject]) -> str:
     """What a person should do about a job of the hub's status.
 
-    With a finding it is the action of the incident about it, else of the newest incident of the job. Without
-    one it follows from the job's state.
+    With a finding it is the action of the incident about it, else of the newest open incident of the job,
+    else of its newest one. Without a finding it follows from the job's state.
     """
     verdict, worst = str((job.get("verdict") or {}).get("state", "")), worst_finding(job)
     if verdict in ("finished", "ended"):
@@ -101,10 +101,17 @@ def to_do(job: JsonObject, incidents: Sequence[JsonObject]) -> str:
         return _WITHOUT_A_FINDING.get(named, "Nothing.")
     of_job = [i for i in incidents if i.get("job") == job.get("job")]
     about = f"{worst['subject_type']} {worst['subject']}"
-    best = next((i for i in of_job if i["root"] == about), None) or next(iter(of_job), None)
+    best = max(of_job, key=lambda incident: _closeness(incident, worst, about), default=None)
     if best is None:
         return "Look at the evidence."
     return f"{best['suggested_action']}{'' if best['root'] == about else _blamed(best)}"
+
+
+def _closeness(incident: JsonObject, finding: JsonObject, about: str) -> tuple[bool, bool, bool]:
+    """How much an incident has to do with an open finding about `about`. What is over explains it last."""
+    is_root, is_open = incident["root"] == about, incident.get("state") != "over"
+    holds = any((e["kind"], e["subject"]) == (finding["kind"], about) for e in incident.get("timeline") or ())
+    return is_open and (is_root or holds), is_root, is_open
 
 
 def _blamed(incident: JsonObject) -> str:

@@ -144,6 +144,25 @@ def test_what_to_do_is_the_action_of_the_incident_about_the_culprit():
     assert asked(job(findings=[]), incidents=incidents).to_do == "Nothing."
 
 
+def test_an_incident_that_is_over_does_not_hide_the_open_one_that_holds_the_finding():
+    def incident(root, action, state, kind, subject):
+        row = {"kind": kind, "subject": subject}
+        return {"job": "gpt", "root": root, "suggested_action": action, "state": state, "timeline": [row]}
+
+    decay = {**SLOW, "kind": "mfu_decay", "subject_type": "job", "subject": "gpt"}
+    incidents = [
+        incident("rank 0", "Check n0.", "over", "straggler", "rank 0"),
+        incident("node n9", "Check n9.", "open", "link_flap", "node n9"),
+        incident("rank 1", "Check n1.", "open", "mfu_decay", "job gpt"),
+        incident("job gpt", "Wait.", "over", "mfu_decay", "job gpt"),
+    ]
+    assert asked(job(findings=[decay]), incidents=incidents).to_do.startswith("Check n1. The incident is put")
+    del incidents[2]
+    assert asked(job(findings=[decay]), incidents=incidents).to_do == "Wait."
+    assert asked(job(findings=[decay]), incidents=incidents[:2]).to_do.startswith("Check n9.")
+    assert asked(job(findings=[decay]), incidents=incidents[:1]).to_do.startswith("Check n0.")
+
+
 @pytest.mark.parametrize(
     ("state", "verdict", "words"),
     [
