@@ -17,6 +17,8 @@ from pulsetrain.recovery.transitions import Phase
 
 SLOW_KINDS = ("straggler", "fail_slow", "mfu_decay", "stage_imbalance", "sequence_imbalance", "data_stall")
 SILENT_S = 5.0
+MINUTES_FROM_S = 300.0
+"""A person reads a longer time in minutes."""
 TROUBLES = ("hung", "slow", "warning")
 """States of a job with findings, the worst first."""
 
@@ -137,7 +139,8 @@ def _what_follows(job: JobSnapshot, worst: Finding) -> str:
     if pending.act_at_ns is None:
         return f". {pending.why}"
     left_s = max(0.0, (pending.act_at_ns - job.now_ns) / 1e9)
-    return f". {pending.why} That is in {left_s:.0f} s."
+    left = f"{left_s:.0f} s" if left_s < MINUTES_FROM_S else f"{left_s / 60:.0f} min"
+    return f". {pending.why} That is in {left}."
 
 
 def _left_alone(fault: Fault, findings: Sequence[Finding]) -> tuple[str, str]:

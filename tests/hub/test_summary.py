@@ -177,6 +177,7 @@ def test_findings_do_not_hide_that_the_job_is_over():
     [
         (None, "hang at rank 3. It may only pause."),
         (1030 * S, "hang at rank 3. It may only pause. That is in 30 s."),
+        (3417 * S, "hang at rank 3. It may only pause. That is in 40 min."),
     ],
 )
 def test_what_follows_from_a_pending_hang_is_a_sentence_of_its_own(act_at_ns, sentence):

@@ -186,7 +186,8 @@ def _pending(pending: JsonObject, now_ns: int) -> str:
     if act_at is None:
         return str(pending["why"])
     left_s = max(0.0, (act_at - now_ns) / 1e9)
-    return f"{pending['why']} That is in {left_s:.0f} s, at {clock(act_at)[-8:]} UTC."
+    left = f"{left_s:.0f} s" if left_s < 300 else f"{left_s / 60:.0f} min"
+    return f"{pending['why']} That is in {left}, at {clock(act_at)[-8:]} UTC."
 
 
 def decision_cost(plan: JsonObject, now_ns: int) -> list[str]:

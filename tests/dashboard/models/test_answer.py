@@ -33,6 +33,12 @@ PENDING = {"rank": 5, "since_ns": NOW - 30 * S, "act_at_ns": NOW + 90 * S, "why"
     ("now", "events", "observe_only", "says"),
     [
         (job(pending_hang=PENDING), [], False, "The job may only pause. That is in 90 s, at 02:48:10 UTC."),
+        (
+            job(pending_hang={**PENDING, "act_at_ns": NOW + 2400 * S}),
+            [],
+            False,
+            "The job may only pause. That is in 40 min, at 03:26:40 UTC.",
+        ),
         (job(pending_hang={**PENDING, "act_at_ns": None}), [], False, "The job may only pause."),
         (job(state="checking"), [], False, "It checks every node now."),
         (job(findings=[SLOW]), [], False, "It leaves slow machines to a person."),
