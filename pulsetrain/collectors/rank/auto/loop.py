@@ -64,7 +64,7 @@ class TrainingLoop:
         self.copied: dict[int, int] = {}
         self.say_sizes = self._hides_copied = False
         self.ended_optimizers = 0
-        self.is_fetching = self.rehearses = False
+        self.is_fetching = self.rehearses = self._fetches_to_evaluate = False
         self._graphs: list[GraphCount] = []  # one for each backward pass of the step that is observed
         self._graphs_ns = 0  # that it took to count them
         self._tokens_per_backward = self._flops_per_token = self._flops_per_backward = 0.0
@@ -126,7 +126,8 @@ class TrainingLoop:
 
     def begin_fetch(self, iterator: object) -> None:
         """The script asks an iterator of a data loader for a batch."""
-        if self.segments.current == "evaluation" and self._feeds.is_evaluation(iterator):
+        self._fetches_to_evaluate = self._is_to_evaluate(iterator)
+        if self._fetches_to_evaluate:
             return
         self._feeds.fetched(iterator)
         self._doubt_optimizer()
@@ -135,11 +136,16 @@ class TrainingLoop:
 
     def end_fetch(self, tokens: int) -> None:
         """The batch is there. `tokens` is 0 where it does not say."""
-        if self.segments.current == "evaluation":
+        if self._fetches_to_evaluate:
             return
         self.since.fetched += 1
         self.since.tokens += tokens
         self.segments.expect("forward")
+
+    def _is_to_evaluate(self, iterator: object) -> bool:
+        """Whether a batch is not one to train on. A phase of the script says so whatever feeds it."""
+        segments = self.segments
+        return segments.marks_evaluation or (segments.evaluates and self._feeds.is_evaluation(iterator))
 
     def fail_fetch(self) -> None:
         """There is no further batch."""
@@ -253,13 +259,13 @@ class TrainingLoop:
     def begin_evaluation(self) -> None:
         """The trained model is put into evaluation mode."""
         steps = bool(self._stepping) and not self._step_raised
-        if not self._in_backward and not steps and self.segments.current != "evaluation":
+        if not self._in_backward and not steps and not self.segments.evaluates:
             self._feeds.begin_evaluation()
             self.segments.switch("evaluation")
 
     def end_evaluation(self) -> None:
         """It is put back into training mode."""
-        if self.segments.current == "evaluation":
+        if self.segments.evaluates:
             self._expect_forward(self.since.fetched > 0 or not self._has_loader)
 
     def count_tokens(self, where: str) -> None:

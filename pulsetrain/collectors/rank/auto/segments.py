@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pulsetrain.collectors.rank.phases import RankState
     from pulsetrain.collectors.rank.timers import Event
 
+EVALUATION = "evaluation"
 ON_HOST = ("data", "checkpoint")
 """Categories of work that the host does. Any other is timed by the device once there is one."""
 
@@ -54,7 +55,7 @@ class _Marked(SharedByCopies):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
         self._span.__exit__(kind, error, trace)
-        self._segments.leave_marked()
+        self._segments.leave_marked(self._name)
 
 
 class _Interruption:
@@ -87,12 +88,25 @@ class Segments:
         self._heads: dict[str, int] = {}
         self._marked = 0  # phases of the script that are open and stand where a segment would
         self._wanted = ("", True)  # what to begin once none of them is open
+        self._unshown = ""  # what would be open, if the script did not mark it
+        self._marked_evaluations = 0
         self.recorded = False  # whether a segment has ever been recorded
 
     @property
     def current(self) -> str:
         """The name of the open segment, "" for none."""
         return self.open.name if self.open is not None else ""
+
+    @property
+    def marks_evaluation(self) -> bool:
+        """Whether a phase "evaluation" of the script is open."""
+        return self._marked_evaluations > 0
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the script evaluates, by its own phase or by what would be inferred without one."""
+        inferred = self._wanted[0] if self._marked else self._unshown or self.current
+        return self.marks_evaluation or inferred == EVALUATION
 
     def switch(self, name: str) -> None:
         """End the open segment and begin `name`. "", or a name that is off: begin none."""
@@ -157,12 +171,14 @@ class Segments:
             self.confirm({"backward": "forward", "optimizer": "optimizer"}.get(name, ""))
             self._change("", firm=True)
             self._marked += 1
+            self._marked_evaluations += name == EVALUATION
             self._wanted = ("forward", False) if name == "data" else ("", True)
 
-    def leave_marked(self) -> None:
+    def leave_marked(self, name: str) -> None:
         """Begin what was asked for meanwhile."""
         if self._handle.on_main_thread and self._marked:
             self._marked -= 1
+            self._marked_evaluations -= name == EVALUATION
             if not self._marked:
                 self.resume(self._wanted)
 
@@ -186,6 +202,7 @@ class Segments:
         if self._marked:
             self._wanted = (name, firm)
             return
+        self._unshown = name if name in self._off else ""
         try:
             last, self.open = self.open, None
             if last is not None:

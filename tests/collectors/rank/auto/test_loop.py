@@ -781,6 +781,33 @@ def test_an_evaluation_may_use_batches_of_the_training(watched, auto, model, opt
     assert [tokens for _, tokens, _ in steps(watched, auto)] == [8] * 4
 
 
+@pytest.mark.parametrize("calls_eval", [True, False])
+def test_batches_in_an_evaluation_that_the_script_marks_are_no_tokens_of_the_training(
+    watched, auto, model, optimizer, calls_eval
+):
+    def evaluate(model, iterator):
+        with watched.handle.phase("evaluation"):
+            model.train(not calls_eval)
+            for (batch,) in loader(4):
+                loss_of(model, batch)
+
+    train_and_evaluate(model, optimizer, evaluate)
+    assert [tokens for _, tokens, _ in steps(watched, auto)] == [16] * 4
+
+
+def test_batches_before_the_script_marks_its_evaluation_are_no_tokens_of_the_training(
+    watched, auto, model, optimizer
+):
+    def evaluate(model, iterator):
+        batches = iter(loader(4))
+        next(batches)  # as Trainers do, whose callbacks learn of an evaluation behind its first batch
+        with watched.handle.phase("evaluation"):
+            next(batches)
+
+    train_and_evaluate(model, optimizer, evaluate)
+    assert [tokens for _, tokens, _ in steps(watched, auto)] == [16] * 4
+
+
 def test_a_backward_that_raises_leaves_nothing_open_and_its_error_is_the_scripts(watched, auto, model):
     with pytest.raises(RuntimeError, match="grad can be implicitly created only for scalar outputs"):
         model(TOKENS).backward()
