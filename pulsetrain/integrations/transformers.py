@@ -60,8 +60,13 @@ class PulsetrainCallback(TrainerCallback):  # type: ignore[misc]  # its types ar
         self._waits_for_log = True
         if not control.should_log:
             self._end_step()
-        self._evaluates = control.should_evaluate
-        self._phase.to(self._next_phase(control))
+        self._go_on(control)
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """An evaluation or a checkpoint may follow that comes once in an epoch."""
+        self._go_on(control)
 
     def on_log(
         self,
@@ -88,10 +93,28 @@ class PulsetrainCallback(TrainerCallback):  # type: ignore[misc]  # its types ar
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """An evaluation is over. A checkpoint may follow, or the evaluation of another data set."""
+        """An evaluation is over. A checkpoint may follow, or the evaluation of another data set.
+
+        Whether one of the best model follows is decided behind this event. So nothing is open until then.
+        """
+        self._evaluates = False
+        if self._trains and control.should_save:
+            self._phase.to("checkpoint")
+        elif self._trains:
+            self._phase.to(None if getattr(args, "save_strategy", "") == "best" else "data")
+
+    def on_predict(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *rest: object,
+        **kwargs: object,
+    ) -> None:
+        """Predictions in the middle of the training are over."""
         self._evaluates = False
         if self._trains:
-            self._phase.to("checkpoint" if control.should_save else "data")
+            self._phase.to("data")
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
@@ -108,10 +131,13 @@ class PulsetrainCallback(TrainerCallback):  # type: ignore[misc]  # its types ar
         self._trains = self._evaluates = False
         self._phase.to(None)
 
-    def _next_phase(self, control: TrainerControl) -> str:
+    def _go_on(self, control: TrainerControl) -> None:
+        """Begin what the Trainer does next."""
+        self._evaluates = control.should_evaluate
         if control.should_evaluate:
-            return "evaluation"
-        return "checkpoint" if control.should_save else "data"
+            self._phase.to("evaluation")
+        else:
+            self._phase.to("checkpoint" if control.should_save else "data")
 
     def _end_step(self) -> None:
         if self._waits_for_log:

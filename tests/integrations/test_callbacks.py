@@ -58,6 +58,7 @@ def test_transformers_tells_steps_losses_evaluations_and_checkpoints():
     told = run("transformers")
     assert [row["step"] for row in told.steps] == list(range(STEPS))
     assert all(row["loss"] is not None for row in told.steps)
+    assert max(row["tokens"] for row in told.steps) <= 3 * 2, "two batches, and one that is fetched early"
     assert told.steps[1]["grad_norm"] is not None, "the Trainer logged this step"
     drives, driven = told.description["framework"].split(", ")
     assert (drives.split()[0], driven.split()[0]) == ("transformers", "accelerate")

@@ -53,6 +53,48 @@ def test_transformers_evaluations_of_a_second_data_set_and_after_the_training(ph
     assert phases.open is None
 
 
+@pytest.fixture
+def training(phases):
+    """A callback of transformers in the middle of a training."""
+    callback = pytest.importorskip("pulsetrain.integrations.transformers").PulsetrainCallback()
+    callback._phase = phases
+    callback.on_train_begin(None, SimpleNamespace(global_step=0), None)
+    return callback
+
+
+def control(**flags):
+    return SimpleNamespace(**{"should_log": False, "should_evaluate": False, "should_save": False, **flags})
+
+
+@pytest.mark.parametrize(
+    ("flags", "follows"),
+    [({}, "data"), ({"should_save": True}, "checkpoint"), ({"should_evaluate": True}, "evaluation")],
+)
+def test_transformers_saves_and_evaluates_at_the_end_of_an_epoch(phases, training, flags, follows):
+    training.on_step_end(None, None, control())
+    training.on_epoch_end(None, None, control(**flags))
+    assert phases.open == follows
+
+
+def test_transformers_may_save_the_best_model_behind_an_evaluation(phases, training):
+    how = SimpleNamespace(save_strategy="best")
+    training.on_step_end(how, None, control(should_evaluate=True))
+    training.on_evaluate(how, None, control())
+    assert phases.open is None
+    training.on_save(how, None, control())
+    assert phases.open == "data"
+
+
+def test_transformers_predicts_in_the_middle_of_the_training(phases, training):
+    training.on_step_end(None, None, control())
+    training.on_prediction_step(None, None, control())
+    assert phases.open == "evaluation"
+    training.on_predict(None, None, control(), {})
+    assert phases.open == "data"
+    training.on_prediction_step(None, None, control())
+    assert phases.open == "evaluation"
+
+
 def test_lightning_saves_when_and_after_the_training_ends(phases):
     callback = pytest.importorskip("pulsetrain.integrations.lightning").PulsetrainCallback()
     callback._phase = phases
