@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class PulsetrainCallback(Callback):  # type: ignore[misc]  # its types are not followed
     """Reports optimizer steps, their loss, and the phases of a step, validation and checkpoints.
 
-    A checkpoint's phase lasts until the next batch is there, or the fit ends, because Lightning has no event
-    for its end.
+    A checkpoint's phase lasts until the next batch is there, or the epoch or the fit ends, because Lightning
+    has no event for its end.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,8 @@ class PulsetrainCallback(Callback):  # type: ignore[misc]  # its types are not f
         self._trains = False
         self._ended = 0  # steps that were ended. Each optimizer of a manual optimisation adds to `_steps`
         self._restored: int | None = None  # as a checkpoint has it
-        self._losses: list[torch.Tensor] = []
+        self._loss: torch.Tensor | None = None  # the sum of the step's batches so far
+        self._batches = 0  # that it is the sum of
 
     def state_dict(self) -> dict[str, int]:
         """What a checkpoint keeps: how many steps were ended."""
@@ -54,9 +55,14 @@ class PulsetrainCallback(Callback):  # type: ignore[misc]  # its types are not f
         elif trainer.global_step != self._steps:  # of a checkpoint that was written without this callback
             self._ended = trainer.global_step
         self._steps, self._restored = trainer.global_step, None
+        self._loss, self._batches = None, 0
         if self._ended:
             self._watch.resume(self._ended)
         self._trains = True
+        self._phase.to("data")
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Its loaders begin. A checkpoint at the end of the epoch before is written."""
         self._phase.to("data")
 
     def on_train_batch_start(
@@ -88,23 +94,31 @@ class PulsetrainCallback(Callback):  # type: ignore[misc]  # its types are not f
         batch_idx: int,
     ) -> None:
         """End the step, if the batch ended one."""
-        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if loss is not None:
-            self._losses.append(loss.detach())
+        try:
+            self._add_loss(outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
+        except Exception:  # noqa: BLE001 - whatever a script returns must not end its training
+            self._watch.fault()
         if trainer.global_step > self._steps:
             self._steps = trainer.global_step
-            self._end_step(divided=pl_module.automatic_optimization)
+            self._end_step(trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1)
         self._phase.to("data")
 
-    def _end_step(self, *, divided: bool) -> None:
-        """End the step with the mean loss of its batches.
+    def _add_loss(self, loss: torch.Tensor | None) -> None:
+        """Add what a batch returned, if it is one number. One that optimizes by itself may return any."""
+        if loss is not None and loss.numel() == 1:
+            loss = loss.detach()
+            self._loss = loss if self._loss is None else self._loss + loss
+            self._batches += 1
 
-        That is the sum where Lightning has `divided` each.
+    def _end_step(self, divisor: int) -> None:
+        """End the step with the mean loss of its batches. Lightning has divided each by `divisor`.
+
+        The last step of an epoch may have fewer batches than that.
         """
         self._phase.to(None)
-        losses, self._losses = self._losses, []
-        if losses:
-            self._watch.log(loss=sum(losses[1:], losses[0]) / (1 if divided else len(losses)))
+        if self._loss is not None:
+            self._watch.log(loss=self._loss * (divisor / self._batches))
+        self._loss, self._batches = None, 0
         self._watch.step()
         self._ended += 1
 
@@ -114,7 +128,7 @@ class PulsetrainCallback(Callback):  # type: ignore[misc]  # its types are not f
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """It is over."""
-        self._phase.to("data" if trainer.training else None)
+        self._phase.to("data" if self._trains else None)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, object]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 
 class Phases:
     """Which phase is open, and what was said of steps."""
 
     def __init__(self):
-        self.open, self.resumed = None, None
+        self.open, self.resumed, self.losses, self.faults = None, None, [], 0
 
     def to(self, name):
         self.open = name
@@ -22,6 +24,12 @@ class Phases:
 
     def step(self):
         pass
+
+    def log(self, loss):
+        self.losses.append(float(loss))
+
+    def fault(self):
+        self.faults += 1
 
     def phase(self, name):
         return contextlib.nullcontext()
@@ -128,3 +136,72 @@ def test_lightning_goes_on_from_the_trainers_step_where_the_checkpoint_says_none
     callback = pytest.importorskip("pulsetrain.integrations.lightning").PulsetrainCallback()
     callback.on_train_start(SimpleNamespace(global_step=6), None)
     assert phases.resumed == 6
+
+
+@pytest.fixture
+def fitting(phases):
+    """A callback of Lightning in the middle of a fit."""
+    callback = pytest.importorskip("pulsetrain.integrations.lightning").PulsetrainCallback()
+    callback._phase = phases
+    callback.on_train_start(SimpleNamespace(global_step=0), None)
+    return callback
+
+
+def end_batches(callback, outputs, *, automatic, accumulate=1):
+    """The last of them ends a step."""
+    module = SimpleNamespace(automatic_optimization=automatic)
+    for number, output in enumerate(outputs, 1):
+        step = callback._steps + (number == len(outputs))
+        trainer = SimpleNamespace(global_step=step, accumulate_grad_batches=accumulate)
+        callback.on_train_batch_end(trainer, module, output, None, number)
+
+
+def test_lightning_tells_the_mean_loss_of_a_last_step_with_fewer_batches(phases, fitting):
+    for losses in ((3.0, 6.0, 9.0), (4.0, 2.0)):
+        divided = [torch.tensor(loss / 3) for loss in losses]
+        end_batches(fitting, divided, automatic=True, accumulate=3)
+    end_batches(fitting, [{"loss": torch.tensor(2.0)}, {"loss": torch.tensor(4.0)}], automatic=False)
+    assert phases.losses == pytest.approx([6.0, 3.0, 3.0])
+
+
+def test_lightning_trains_on_whatever_a_module_that_optimizes_by_itself_returns(phases, fitting):
+    pieces = [{"loss": torch.ones(size)} for size in (8, 8, 3)]
+    end_batches(fitting, pieces, automatic=False)
+    end_batches(fitting, [{"loss": object()}], automatic=False)
+    assert (phases.losses, phases.faults) == ([], 1)
+
+
+class Loss:
+    """A number that shows whether somebody keeps it."""
+
+    def numel(self):
+        return 1
+
+    def detach(self):
+        return self
+
+    def __add__(self, other):
+        return Loss()
+
+
+def test_lightning_keeps_no_losses_of_a_module_whose_steps_it_does_not_count(phases, fitting):
+    module = SimpleNamespace(automatic_optimization=False)
+    trainer = SimpleNamespace(global_step=0)
+    losses = [Loss() for _ in range(3)]
+    told = [weakref.ref(loss) for loss in losses]
+    while losses:
+        fitting.on_train_batch_end(trainer, module, losses.pop(), None, 0)
+    assert [loss() for loss in told] == [None] * 3
+
+
+def test_lightning_loads_data_behind_a_validation_and_at_the_beginning_of_an_epoch(phases, fitting):
+    fitting.on_validation_start(None, None)
+    fitting.on_validation_end(None, None)
+    assert phases.open == "data"
+    fitting.on_save_checkpoint(None, None, {})
+    fitting.on_train_epoch_start(None, None)
+    assert phases.open == "data"
+    fitting.on_fit_end(None, None)
+    fitting.on_validation_start(None, None)
+    fitting.on_validation_end(None, None)
+    assert phases.open is None
