@@ -133,7 +133,8 @@ class Rank:
     """One rank of one attempt.
 
     `code` is None while the process lives. `stopping` is true once the agent itself ends the rank. `seat` is
-    its process. `kept`: the process was a rank of an earlier attempt.
+    its process. `kept`: the process was a rank of an earlier attempt. `resuming`: it was told to go on as
+    this one, and has not said yet that it does.
     """
 
     rank: int
@@ -149,6 +150,7 @@ class Rank:
     code: int | None = None
     stopping: bool = False
     kept: bool = False
+    resuming: bool = False
     dumped: bool = False
     ended: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)

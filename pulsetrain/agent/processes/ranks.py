@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -51,7 +52,8 @@ RESUME_TIMEOUT_S = 3.0
 class Ranks:
     """The ranks of the present attempt.
 
-    `on_exit` is called on the zygote's reader thread for each rank that the agent did not end itself. `keeps`
+    `on_exit` is called once for each rank that the agent did not end itself, on the zygote's reader thread or
+    on that which spawns. `keeps`
     says whether ranks may be asked to go on in their processes. Then each has a channel to the agent, with
     which CRIU cannot dump it. Replicas of one device compute an optimizer's update once where
     `squash_every` is not 0. After so many steps all of them compute it, and compare.
@@ -78,6 +80,7 @@ class Ranks:
         self.devices = SharedDevices(SquashMemory(squash_every) if squash_every else None)
         self._kept: dict[int, Seat] = {}  # parked processes by local rank
         self.not_kept: dict[int, str] = {}  # why ranks of the attempt before start anew
+        self._ending = threading.Lock()  # so that the end of a rank that goes on is told once
         self._update = 0  # number of the update with which processes were forked last
 
     @property
@@ -366,7 +369,7 @@ class Ranks:
             seat = kept.get(rank.local_rank)
             if seat is None or seat.rank is None or seat.rank.code is not None:
                 continue
-            rank.seat, rank.pid, rank.kept = seat, seat.rank.pid, True
+            rank.seat, rank.pid, rank.kept, rank.resuming = seat, seat.rank.pid, True, True
             seat.rank = rank
             stdout, stderr = open_log(rank.out), open_log(rank.err)
             try:
@@ -381,18 +384,35 @@ class Ranks:
     def _replace_silent(
         self, zygote: Zygote, going_on: Mapping[int, Seat], start: Start, arenas: Mapping[int, int]
     ) -> None:
-        """Start those anew that do not say in time that they go on."""
+        """Start those anew that do not say in time that they go on, or die before.
+
+        That such a process died is told to nobody: the attempt has not begun in it.
+        """
         said = kept_ranks.resumed(going_on, start.attempt, RESUME_TIMEOUT_S)
         silent = [rank for rank in self.all if rank.rank in going_on and rank.rank not in said]
+        self._tell_resumed([rank for rank in self.all if rank.rank in said])
         for rank in silent:
             rank.stopping = True
+        dead = {rank.rank for rank in silent if rank.code is not None}
         self._end(zygote, silent)
         for rank in silent:
-            self.not_kept[rank.rank] = f"it did not go on in {RESUME_TIMEOUT_S:g} s"
+            why = (
+                "its process is gone" if rank.rank in dead else f"it did not go on in {RESUME_TIMEOUT_S:g} s"
+            )
+            self.not_kept[rank.rank] = why
             again = self._prepare(start, rank.local_rank, rank.out.parent)
             os.close(rank.ring_fd)
             self.all = tuple(again if r is rank else r for r in self.all)
             self._fork(zygote, again, start, arenas)
+
+    def _tell_resumed(self, ranks: Sequence[Rank]) -> None:
+        """These have gone on. Tell the end of those that have ended since."""
+        with self._ending:
+            for rank in ranks:
+                rank.resuming = False
+            ended = [rank for rank in ranks if rank.code is not None and not rank.stopping]
+        for rank in ended:
+            self._on_exit(rank)
 
     def _fork(self, zygote: Zygote, rank: Rank, start: Start, arenas: Mapping[int, int]) -> None:
         stdout, stderr = open_log(rank.out), open_log(rank.err)
@@ -424,9 +444,11 @@ class Ranks:
             os.close(stderr)
 
     def _ended(self, rank: Seated, code: int) -> None:
-        rank.end(code)
-        if isinstance(rank, Rank) and not rank.stopping:
-            self._on_exit(rank)
+        with self._ending:
+            rank.end(code)
+            if not isinstance(rank, Rank) or rank.stopping or rank.resuming:
+                return
+        self._on_exit(rank)
 
     def _close_rings(self) -> None:
         for rank in self.all:

@@ -9,6 +9,7 @@ import sys
 import psutil
 import pytest
 
+from pulsetrain.agent.processes import kept_ranks
 from pulsetrain.agent.processes.rank import NodeIdentity, Program
 from pulsetrain.agent.processes.ranks import Ranks
 from pulsetrain.collectors.rank.squash.cell import Page
@@ -300,6 +301,55 @@ def test_a_rank_that_does_not_go_on_is_killed_and_started_anew(node, arenas, mon
     assert len(zygote.spawned) == 4
     assert (node.kept, node.ended, [rank.code for rank in node.all]) == ([], [], [None, None])
     assert "did not go on" in node.not_kept[7]
+
+
+@pytest.fixture
+def dies_in_going_on(monkeypatch):
+    """Kept processes end, with code 1, as soon as they are told to go on."""
+
+    def use(zygote, *, says):
+        resume = kept_ranks.resume
+
+        def die(seat, environment, files):
+            told = resume(seat, environment, files)
+            if says:
+                zygote.ends[1].send(RESUMED, attempt="6")
+            else:
+                zygote.ends[1].close()
+            zygote.exits[1](1)
+            return told
+
+        monkeypatch.setattr(kept_ranks, "resume", die)
+
+    return use
+
+
+def test_a_kept_process_that_dies_before_it_goes_on_is_started_anew_and_is_no_failure(
+    node, arenas, dies_in_going_on
+):
+    zygote = Listening()
+    dies_in_going_on(zygote, says=False)
+    node.spawn(zygote, START, arenas)
+    node.keep(zygote, (6,), 5.0, lambda: False)
+    node.close()
+    node.spawn(zygote, NEXT, arenas)
+    assert (len(zygote.spawned), node.kept, node.ended) == (4, [], [])
+    assert node.not_kept[7] == "its process is gone"
+    zygote.exits[3](1)
+    assert [(rank.rank, rank.code) for rank in node.ended] == [(7, 1)], (
+        "the new process is a rank as any other"
+    )
+
+
+def test_a_kept_process_that_dies_once_it_goes_on_has_failed(node, arenas, dies_in_going_on):
+    zygote = Listening()
+    dies_in_going_on(zygote, says=True)
+    node.spawn(zygote, START, arenas)
+    node.keep(zygote, (6,), 5.0, lambda: False)
+    node.close()
+    node.spawn(zygote, NEXT, arenas)
+    assert (len(zygote.spawned), node.kept) == (3, [7])
+    assert [(rank.rank, rank.code) for rank in node.ended] == [(7, 1)]
 
 
 def test_a_kept_process_with_the_program_from_before_an_update_is_started_anew(node, arenas):
