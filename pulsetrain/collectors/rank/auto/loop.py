@@ -178,6 +178,15 @@ class TrainingLoop:
         self.segments.confirm("forward")
         self.segments.switch("backward")
 
+    def go_on_backward(self) -> None:
+        """A backward pass that was left half done goes on. `end_backward` ends it, too."""
+        self._in_backward += 1
+        if self._in_backward > 1:
+            return
+        self._doubt_optimizer()
+        self._handle.hold_at_backward()
+        self.segments.switch("backward")
+
     def end_backward(self) -> None:
         """It has ended, with or without an error."""
         self._in_backward = max(0, self._in_backward - 1)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.checkpoint import state_dict
+from torch.distributed.pipelining import stage
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import dataloader
 
@@ -27,6 +28,8 @@ def auto(monkeypatch, watched: Watched) -> Iterator[Auto]:
         (nn.Module, "train"),
         (dataloader._BaseDataLoaderIter, "__next__"),
         (state_dict, "_init_optim_state"),
+        (stage, "stage_backward_input"),
+        (stage, "stage_backward_weight"),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))
     for hooks in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.distributed.pipelining import stage as torchs_stage
 from torch.distributed.pipelining.stage import PipelineStage, _PipelineStageBase
 
 from pulsetrain.collectors.rank.auto import schedules
@@ -79,3 +80,33 @@ def test_torchs_stages_learn_shapes_unheard(auto, monkeypatch):
     schedules.install(auto)
     for method in schedules.REHEARSALS:
         assert hasattr(getattr(PipelineStage, method), "__wrapped__")
+
+
+@pytest.mark.parametrize("in_two", [False, True])
+def test_a_pass_to_the_inputs_and_then_to_the_weights_is_one_backward_pass(auto, watched, in_two):
+    """Schedules without bubbles call the engine in another way than `backward` does."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    wanted = []
+    for step in range(4):
+        waiting = []
+        for microbatch in range(2):
+            inputs = torch.full((3, 4), float(step + microbatch), requires_grad=True)
+            loss = model(inputs).square().sum()
+            wanted.append(float(loss.detach()))
+            if in_two:
+                found = torchs_stage.stage_backward_input((loss,), None, [inputs], model.parameters())
+                waiting.append(found[1])
+            else:
+                torchs_stage.stage_backward(loss, None, [inputs])
+        for groups in waiting:
+            torchs_stage.stage_backward_weight(model.parameters(), groups)
+        optimizer.step()
+        optimizer.zero_grad()
+    auto.loop.finish()
+    steps = watched.reader.drain()[1]
+    assert [float(step["loss"]) for step in steps] == pytest.approx(
+        [first + second for first, second in zip(wanted[::2], wanted[1::2], strict=True)]
+    )
+    products = 3 * 4 * 8 + 3 * 8 * 1
+    assert float(steps[3]["flops"]) == 2 * 3 * 2 * products  # two microbatches, forward and twice backward
