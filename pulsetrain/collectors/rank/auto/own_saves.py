@@ -83,13 +83,15 @@ class OwnSaves:
         """A write begins now."""
         return Write(step=self._state.words[W_LAST_STEP], share=share, start_ns=perf_counter_ns())
 
-    def closes_later(self, file: OpenFile, write: Write) -> None:
+    def closes_later(self, file: OpenFile, write: Write, final: str | os.PathLike[str] | None = None) -> None:
         """A write into a file that the script opened has ended. It counts once the script has closed it.
+
+        `final`: where it will lie then, if that is known.
 
         A file that the script leaves to Python is closed by its release, so nothing here may hold it. One
         that has no name, as a pipe, is left out. Raises `OSError` for a file that is closed already.
         """
-        path = name_of(file)
+        path = name_of(file) if final is None else os.fspath(final)
         if path and len(self._unclosed) < UNCLOSED:
             facts = os.fstat(file.fileno())
             key = facts.st_dev, facts.st_ino

@@ -7,6 +7,7 @@ raises passes without a frame of ours. Only what holds half an update is not wri
 from __future__ import annotations
 
 import atexit
+import io
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from pulsetrain.collectors.rank.auto.context import Auto
+from pulsetrain.collectors.rank.auto.memory_saves import MemorySaves
 from pulsetrain.collectors.rank.auto.own_saves import OpenFile, OwnSaves, Write
 from pulsetrain.collectors.rank.auto.segments import Segments
 from pulsetrain.collectors.rank.auto.trained import TrainedState
@@ -52,6 +54,7 @@ def install(auto: Auto) -> None:
     torch.save = torch.serialization.save
     auto.imports.when_imported(SAFETENSORS, lambda module: wrap(module, "save_file", watch.save_file))
     auto.imports.when_imported(SAVER, watch.hook_saver)
+    watch.in_memory.install(auto.imports)
 
 
 class SaveWatch:
@@ -59,6 +62,7 @@ class SaveWatch:
 
     def __init__(self, handle: Handle, segments: Segments, saves: OwnSaves) -> None:
         self._handle, self._segments, self._saves = handle, segments, saves
+        self.in_memory = MemorySaves(self._landed, handle.fault)
         self._trained = TrainedState()
         self._in_background: set[str] = set()  # what asynchronous saves write now
         self._folders: set[Write] = set()  # distributed checkpoints that are written now
@@ -139,7 +143,21 @@ class SaveWatch:
         file = opened_file(target)
         if file is not None:
             return lambda write: self._saves.closes_later(file, write)
-        return lambda write: None  # bytes in memory, or an asynchronous save around this one counts
+        if isinstance(target, io.BytesIO):
+            return lambda write: self.in_memory.remember(target, write)
+        return lambda write: (
+            None
+        )  # an asynchronous save around this one counts, or nobody knows where it goes
+
+    def _landed(self, write: Write, target: object) -> None:
+        """What was saved into memory is in a file now. One of fsspec may get its name behind its end."""
+        path = path_of(target)
+        if path is not None:
+            self._saves.ended(write, path)
+            return
+        file = opened_file(target)
+        if file is not None:
+            self._saves.closes_later(file, write, path_of(getattr(target, "path", None)))
 
 
 class _Call:

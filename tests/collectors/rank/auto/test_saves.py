@@ -7,12 +7,14 @@ import os
 import sys
 import tempfile
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import fsspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from fsspec.implementations.local import LocalFileOpener
 from torch import nn
 
 from pulsetrain.collectors.layout import W_LAST_STEP
@@ -105,6 +107,63 @@ def test_bytes_in_memory_are_no_checkpoint_and_a_phase_if_they_hold_the_model(sc
     assert script.phases == []
     script.torch_save(MODEL.state_dict(), io.BytesIO())
     assert (script.phases, script.shown) == (["checkpoint"], None)
+
+
+@pytest.fixture
+def sinks(script, monkeypatch):
+    """What writes bytes into files is watched, and is as it was afterwards."""
+    for owner, name in ((LocalFileOpener, "write"), (Path, "write_bytes")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    monkeypatch.setattr(sys, "meta_path", sys.meta_path.copy())
+    script.watch.in_memory.install(ImportWatch(script.handle.fault))
+
+
+def saved_to_memory(script):
+    buffer = io.BytesIO()
+    script.torch_save(MODEL.state_dict(), buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.usefixtures("sinks")
+def test_bytes_in_memory_are_a_checkpoint_once_they_are_in_a_file(script, tmp_path):
+    data = saved_to_memory(script)
+    script.stepped(31)
+    (tmp_path / "config.yaml").write_bytes(b"epochs: 3")
+    assert script.shown is None
+    (tmp_path / "last.pt").write_bytes(data)
+    assert (script.shown.step, script.shown.path) == (30, str(tmp_path / "last.pt"))
+    (tmp_path / "best.pt").write_bytes(data)
+    assert (script.shown.step, script.shown.files) == (30, 2)
+    assert script.watched.errors == 0
+
+
+@pytest.mark.usefixtures("sinks")
+@pytest.mark.parametrize("in_one", [False, True])
+def test_bytes_that_fsspec_writes_are_known_by_their_last_name(script, tmp_path, in_one):
+    """As Lightning saves: a transaction writes elsewhere, and moves the file behind its end."""
+    data, path = saved_to_memory(script), str(tmp_path / "30.ckpt")
+    filesystem = fsspec.filesystem("file")
+    if in_one:
+        with filesystem.transaction, filesystem.open(path, "wb") as file:
+            file.write(data)
+    else:
+        with filesystem.open(path, "wb") as file:
+            file.write(data)
+    assert torch.load(path).keys() == MODEL.state_dict().keys()
+    script.stepped(31)
+    assert (script.shown.step, script.shown.path) == (30, path)
+    assert script.shown.bytes == script.shown.file_bytes == len(data)
+    assert script.watched.errors == 0
+
+
+@pytest.mark.usefixtures("sinks")
+def test_bytes_that_no_disk_takes_are_no_checkpoint(script, tmp_path):
+    data = saved_to_memory(script)
+    with pytest.raises(OSError, match="No space left"):
+        Path("/dev/full").write_bytes(data)
+    with pytest.raises(FileNotFoundError):
+        (tmp_path / "missing" / "30.pt").write_bytes(data)
+    assert script.shown is None
 
 
 def test_a_file_that_the_script_opened_is_shown_after_the_next_step(script, tmp_path):
