@@ -236,10 +236,14 @@ def path_of(target: object) -> str | os.PathLike[str] | None:
 
 
 def opened_file(target: object) -> OpenFile | None:
-    """Return the file of the system that `target` is, or that it wraps as those of tempfile and fsspec do."""
+    """Return the file of the system that `target` is, or that it wraps as those of tempfile and fsspec do.
+
+    That of an archive is where the member of a `zipfile.ZipFile` is written, as by Stable-Baselines3.
+    """
     inside = getattr(target, "__dict__", {})
-    found = (file for file in (target, inside.get("file"), inside.get("f")) if isinstance(file, OpenFile))
-    return next(found, None)
+    archive = getattr(inside.get("_zipfile"), "fp", None)
+    files = (target, inside.get("file"), inside.get("f"), archive)
+    return next((file for file in files if isinstance(file, OpenFile)), None)
 
 
 def folder_of(named: Named) -> object:

@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 import threading
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -185,6 +186,19 @@ def test_a_file_inside_another_one_is_shown_after_the_next_step(script, tmp_path
         script.torch_save(MODEL, file)
     script.stepped(41)
     assert (script.shown.step, script.shown.path) == (40, str(tmp_path / "40.pt"))
+    assert script.watched.errors == 0
+
+
+def test_a_member_of_an_archive_is_shown_as_the_archive_once_that_is_closed(script, tmp_path):
+    path = tmp_path / "30.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        with archive.open("policy.pth", "w") as member:
+            script.torch_save(MODEL, member)
+        script.stepped(31)
+        assert script.shown is None
+    script.stepped(32)
+    assert (script.shown.step, script.shown.path) == (30, str(path))
+    assert script.shown.bytes == path.stat().st_size
     assert script.watched.errors == 0
 
 
