@@ -233,13 +233,14 @@ def _jumps_of_job(timings: Timings, name: str, kind: str, min_rise: float, logge
     """Return the highest jump of the median over ranks, if there is one beyond the noise.
 
     A loss around zero, as that of a policy, has no usual size. There a jump must stand out from all that was
-    before, and is information.
+    before, and is information. A sum over more tokens, as where more batches are accumulated, is no jump.
     """
     finite = logged & np.isfinite(timings.numbers[name])
     rows = np.flatnonzero(finite.any(axis=1))
     if len(rows) <= MIN_STEPS:
         return []
     values = np.nanmedian(np.where(finite[rows], timings.numbers[name][rows], np.nan), axis=1)
+    tokens = _tokens(timings)[rows]
     jumps = []
     for i in _high(values, min_rise):
         past = values[max(0, i - NOISE_STEPS) : i]
@@ -249,6 +250,8 @@ def _jumps_of_job(timings: Timings, name: str, kind: str, min_rise: float, logge
         around = past.min() < 0 < past.max() or abs(usual) < NEAR_ZERO_SIGMAS * noise
         near_zero = bool(name == "loss" and around)
         rise = height / max(largest if near_zero else abs(usual), _TINY)
+        if not near_zero and rise <= (1 + min_rise) * _growth(tokens, i) - 1:
+            continue
         if height > NOISE_SIGMAS * noise and (not near_zero or rise >= EXCURSIONS):
             jumps.append(_Jump(rise, int(rows[i]), usual, float(values[i]), near_zero))
     if not jumps:
@@ -266,6 +269,25 @@ def _jumps_of_job(timings: Timings, name: str, kind: str, min_rise: float, logge
             evidence=jump.evidence(timings),
         )
     ]
+
+
+def _tokens(timings: Timings) -> Floats:
+    """Return the tokens of a step, as the median over the ranks that counted them. NaN: none did."""
+    counted = timings.numbers["tokens"]
+    counted = np.where(counted > 0, counted, np.nan)
+    known = np.isfinite(counted).any(axis=1)
+    tokens = np.full(len(counted), np.nan)
+    tokens[known] = np.nanmedian(counted[known], axis=1)
+    return tokens
+
+
+def _growth(tokens: Floats, i: int) -> float:
+    """Return how many times the usual tokens step `i` has, at least 1. 1 where they are not known."""
+    past = tokens[max(0, i - MIN_STEPS) : i]
+    past = past[np.isfinite(past)]
+    if not len(past) or not np.isfinite(tokens[i]):
+        return 1.0
+    return max(1.0, float(tokens[i] / np.median(past)))
 
 
 def _high(values: Floats, min_rise: float) -> list[int]:

@@ -15,8 +15,11 @@ from pulsetrain.analytics.slowness.load_timings import from_tables
 from pulsetrain.analytics.verdict import Healthy, Inconclusive, findings
 
 
-def logs(loss, grad_norm=None, ranks=2, order=None):
-    """Steps in which rank 0 logs no loss and the others log; a gradient norm is one of all, or one a rank."""
+def logs(loss, grad_norm=None, ranks=2, order=None, tokens=None):
+    """Steps in which rank 0 logs no loss and the others log; a gradient norm is one of all, or one a rank.
+
+    `tokens`: those of each step, by default 1.
+    """
     steps = len(loss)
     rows = {"step": np.repeat(np.arange(steps), ranks), "rank": np.tile(np.arange(ranks), steps)}
     values = [v for x in loss for v in [None] + [x] * (ranks - 1)]
@@ -27,7 +30,7 @@ def logs(loss, grad_norm=None, ranks=2, order=None):
             "node": ["n"] * (steps * ranks),
             "start_ns": rows["step"] * 10**9,
             "duration_ns": np.full(steps * ranks, 10**9),
-            "tokens": np.ones(steps * ranks, np.int64),
+            "tokens": np.repeat(tokens or [1] * steps, ranks),
             "flops": np.ones(steps * ranks),
             "loss": pa.array(values, pa.float64()),
             "grad_norm": pa.array(norms, pa.float64()),
@@ -155,6 +158,27 @@ def test_a_spike_and_a_jump_are_found():
     norms[45] = 12.0
     reported = findings(numerics.find(logs(loss, norms)))
     assert [(f.kind, f.evidence["step"]) for f in reported] == [("loss_spike", 40), ("grad_norm_jump", 45)]
+
+
+def test_a_sum_over_more_batches_is_no_spike_and_a_spike_among_them_is_one():
+    """A script may accumulate more and more batches, and the loss of a step is the sum of theirs."""
+    batches = [1] * 20 + [8] * 40
+    loss = [mean * count for mean, count in zip(falling(), batches, strict=True)]
+    norms = [1.0 * count for count in batches]
+    tokens = [8 * count for count in batches]
+    assert kinds(numerics.find(logs(loss, norms))) == ["loss_spike", "grad_norm_jump"]
+    assert kinds(numerics.find(logs(loss, norms, tokens=tokens))) == []
+    loss[40] *= 2.5
+    (spike,) = findings(numerics.find(logs(loss, norms, tokens=tokens)))
+    assert (spike.kind, spike.evidence["step"]) == ("loss_spike", 40)
+
+
+def test_a_loss_that_rises_with_as_many_tokens_or_with_unknown_ones_is_a_spike():
+    loss = falling()
+    loss[40] *= 2.5
+    for tokens in ([8] * 60, [0] * 60, [8] * 40 + [0] * 20, [8] * 40 + [4] * 20):
+        (spike,) = findings(numerics.find(logs(loss, tokens=tokens)))
+        assert (spike.kind, spike.evidence["step"]) == ("loss_spike", 40)
 
 
 def around_zero(seed, steps=200):
