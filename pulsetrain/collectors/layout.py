@@ -41,6 +41,7 @@ W_DROPPED = 16
 # Written by the rank: where it stands (number of the barrier << 32 | arrivals, 0: nowhere), how many of its
 # operations are in flight then, how often it ran on by itself, and how many pairs are counted (-1: too many).
 W_STANDS, W_IN_FLIGHT, W_RAN_ON, W_PAIRS = range(17, 21)
+W_RENAMED = 21  # how often a name has taken the place of one that nobody needs any more
 W_STEP, W_LAST_STEP, W_STEP_START, W_LAST = range(24, 28)
 W_RESUMED = 28  # the step that this attempt goes on from, -1: it began with its first
 W_PROFILED = 29  # number of the last profile that the rank has written, negative where it failed

@@ -104,18 +104,18 @@ class Tracker:
             for known in self._attached[:]:
                 process_group = known[0]()
                 if process_group is None or process_group not in registered:
-                    for side in _sides_of(known[1]):
-                        side.retire()
-                    self._attached.remove(known)
+                    ended = [side.retire() for side in _sides_of(known[1])]
+                    if all(ended):
+                        self._attached.remove(known)
         except Exception:  # noqa: BLE001 - the script makes its next group with or without us
             self.state.fault()
 
     def forget(self) -> None:
         """The attempt is over, and its process groups are gone. What they had in flight will not end."""
         self.pending.clear()
-        for group in self._groups.values():
+        for _, group in self._attached:
             for side in _sides_of(group):
-                side.batch = None
+                side.forget()
         self._backward = -1
         self._left = set()
         if self._reducing:

@@ -158,7 +158,7 @@ class Group:
         self._announced: dict[int, int] = {}
         self._watchlist = watchlist
         self._name = name
-        self._label = watchlist.state.ring.intern(name)
+        self._label = 0  # the name's index in the ring, 0 while the group is not in use
         self._get_members = get_members
         self._members: Sequence[int] = ()
         self._transfers: dict[tuple[int, int], int] = {}  # by name and peer: how many were enqueued
@@ -201,19 +201,39 @@ class Group:
         self._members = self._get_members()
         if 0 < len(self._members) < self._size:
             self._name = own_name(self._name, self._members[0])
-            self._label = self.state.ring.intern(self._name)
+        self._label = self.state.ring.name_group(self._name)
         self.cell = self.state.ring.add_group(
-            self._name, self._members, self._timeout_ns, on_device=not self.host_only
+            self._label, self._members, self._timeout_ns, on_device=not self.host_only
         )
         if self.cell < 0:
             self.state.fault()
 
-    def retire(self) -> None:
-        """torch has destroyed the group: its cell is free. What was in flight is still recorded."""
+    def retire(self) -> bool:
+        """torch has destroyed the group: its cell is free. What was in flight is still recorded.
+
+        Return whether its name is free too. Until nothing is in flight any more it is not: call it again.
+        """
         cell, self.cell = self.cell, -1
         if cell >= 0:
             pairs, self._pairs = self._pairs, {}
             self.state.ring.free_group(cell, [word for word in pairs.values() if word >= 0])
+        if self.in_flight:
+            return False
+        self._free_name()
+        return True
+
+    def forget(self) -> None:
+        """The attempt is over, and its ring with it. What was in flight will not end."""
+        self.cell, self.batch, self._members = -1, None, ()
+        self._pairs = {}
+        self.in_flight.clear()
+        self._announced.clear()
+        self._free_name()
+
+    def _free_name(self) -> None:
+        label, self._label = self._label, 0
+        self.heads = {}  # an operation that still comes is one of a group without a name
+        self.state.ring.free_name(label)
 
     def _kind(self, number: int, name: str) -> Kind:
         phase = self.state.ring.intern(phase_name(name))

@@ -8,7 +8,8 @@ Layout, in units of 8-byte little-endian words unless said otherwise::
 
     page 0      header, status page (open phases, current step), topology cell, description, the script's
                 checkpoints
-    NAMES       2048 names of 64 bytes: length byte, then UTF-8. Slots hold an index into it
+    NAMES       2048 names of 64 bytes: length byte, then UTF-8. Slots hold an index into it. The name of a
+                group that is gone makes room for another's once no record that holds it is left to read
     GROUPS      256 cells of 16 words, one a process group: members, sequence numbers, operation in flight
     MEMBERS     65536 global ranks (4 bytes each) of groups whose members are not evenly spaced
     PAIRS       2048 cells of 2 words, one for each peer and direction of a group's sends and receives
@@ -33,12 +34,13 @@ import ctypes
 import fcntl
 import itertools
 import mmap
+import operator
 import os
 import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -86,6 +88,7 @@ from pulsetrain.collectors.layout import (
     W_PAIRS,
     W_PID,
     W_READ,
+    W_RENAMED,
     W_RESUMED,
     W_TEXT,
     W_TOPOLOGY,
@@ -130,8 +133,9 @@ class RingWriter:
     """
 
     __slots__ = (
-        *("_end", "_free", "_free_pairs", "_full", "_groups", "_mask", "_name_numbers", "_names", "_pairs"),
-        *("_pool", "_pooled", "_refilling", "_texts", "claim", "drop", "memory", "words"),
+        *("_end", "_free", "_free_pairs", "_full", "_group_names", "_groups", "_marks", "_mask"),
+        *("_name_numbers", "_names", "_old_names", "_pairs", "_pool", "_pooled", "_refilling", "_texts"),
+        *("claim", "drop", "memory", "words"),
     )
 
     def __init__(self, fd: int) -> None:
@@ -140,6 +144,10 @@ class RingWriter:
         self._mask = capacity - 1
         self._refilling = threading.Lock()
         self._names: dict[str, int] = {}
+        self._group_names: dict[int, str] = {}  # by index. No phase shares them
+        self._old_names: deque[tuple[int, int]] = (
+            deque()
+        )  # of groups that are gone: index, free at this record
         self._name_numbers = itertools.count()
         self._full: set[int] = set()  # how many names there were when one found no room
         self.intern("")
@@ -148,6 +156,7 @@ class RingWriter:
     def _begin(self) -> None:
         self.claim: Callable[[], tuple[int, int]] = iter(()).__next__
         self._end = 0  # the first number that `claim` will not give
+        self._marks: Iterator[int] = iter(range(0))  # of the records that it will still give
         # One `next` counts and publishes without a bytecode in between: exact from any number of threads.
         self.drop = map(partial(PACK_WORD, self.memory, W_DROPPED * 8), itertools.count(1)).__next__
         self._groups = 0
@@ -157,6 +166,7 @@ class RingWriter:
         self._pooled: dict[tuple[int, ...], int] = {}
         self._texts = 0
         self._full.clear()
+        self._old_names = deque((index, 0) for index, _ in self._old_names)
         words = self.words
         words[W_PID] = os.getpid()
         words[W_UTC] = time.time_ns() - time.perf_counter_ns()
@@ -181,7 +191,8 @@ class RingWriter:
         if capacity != self._mask + 1:
             raise CorruptData(f"descriptor {fd} has {capacity} slots, the ring before had {self._mask + 1}")
         self._map_again(mmap.MAP_SHARED, fd)
-        for name, index in self._names.items():
+        group_names = [(name, index) for index, name in self._group_names.items()]
+        for name, index in [*self._names.items(), *group_names]:
             self._write_name(name, index)
         self._begin()
 
@@ -207,8 +218,9 @@ class RingWriter:
             self._end = max(first, min(self.words[W_READ] + self._mask, first | self._mask) + 1)
             at = SLOTS_AT + (first & self._mask) * SLOT_BYTES
             marks = range(first + 1, self._end + 1)
+            self._marks = iter(marks)
             self.claim = zip(
-                range(at, at + SLOT_BYTES * len(marks), SLOT_BYTES), marks, strict=False
+                range(at, at + SLOT_BYTES * len(marks), SLOT_BYTES), self._marks, strict=False
             ).__next__
             return self.claim()
         except StopIteration:
@@ -282,16 +294,59 @@ class RingWriter:
         """
         index = self._names.get(name)
         if index is None:
-            room = MAX_NAMES - _NOT_THE_SCRIPTS if by_script else MAX_NAMES
-            index = next(self._name_numbers) if len(self._names) < room else MAX_NAMES
-            if index >= MAX_NAMES:
-                if room not in self._full:
-                    self._full.add(room)
-                    self.words[W_ERRORS] += 1
-                return 0
-            self._write_name(name, index)
-            self._names[name] = index
+            index = self._new_index(MAX_NAMES - _NOT_THE_SCRIPTS if by_script else MAX_NAMES)
+            if index:
+                self._write_name(name, index)
+            if index or not name:
+                self._names[name] = index
         return index
+
+    def name_group(self, name: str) -> int:
+        """Return an index of its own for the name of a new group. `free_name` gives it back.
+
+        The name of a group that is gone makes room once the reader has read all records that may hold it.
+        Without room it is 0, as `intern` has it.
+        """
+        old = self._old_index()
+        index = old or self._new_index(MAX_NAMES)
+        if index:
+            self._write_name(name, index)
+            self._group_names[index] = name
+        if old:
+            self.words[W_RENAMED] += 1  # behind the name: a reader that sees the count reads all of it
+        return index
+
+    def free_name(self, index: int) -> None:
+        """The group of this name is gone, and nothing of it is in flight any more. 0 is no name."""
+        if index:
+            self._old_names.append((index, self._claimed()))
+
+    def _new_index(self, room: int) -> int:
+        """Return an index that no name has had, 0 if `room` names have been given one."""
+        index = next(self._name_numbers) if self._named() < room else MAX_NAMES
+        if index < MAX_NAMES:
+            return index
+        if room not in self._full:
+            self._full.add(room)
+            self.words[W_ERRORS] += 1
+        return 0
+
+    def _named(self) -> int:
+        return len(self._names) + len(self._group_names)
+
+    def _old_index(self) -> int:
+        """Return the index of an old name that no record holds which is still to be read, 0 for none."""
+        with contextlib.suppress(IndexError):
+            index, free_at = self._old_names.popleft()
+            if self.words[W_READ] >= free_at:
+                return index
+            self._old_names.appendleft((index, free_at))
+        return 0
+
+    def _claimed(self) -> int:
+        """Return how many records have been claimed. More where another thread refills just now."""
+        left = operator.length_hint(self._marks)
+        return self._end - left
 
     def _write_name(self, name: str, index: int) -> None:
         text = name.encode()[: NAME_BYTES - 1]
@@ -299,13 +354,14 @@ class RingWriter:
         self.memory[at : at + NAME_BYTES] = bytes([len(text)]) + text.ljust(NAME_BYTES - 1, b"\0")
 
     def add_group(
-        self, name: str, members: Sequence[int], timeout_ns: int = 0, *, on_device: bool = False
+        self, name: int, members: Sequence[int], timeout_ns: int = 0, *, on_device: bool = False
     ) -> int:
         """Return the word index of a new group's cell, -1 if the table is full.
 
-        `members`: global ranks in order. `timeout_ns`: after which torch ends an operation, 0 if unknown.
-        `on_device`: its operations end on a device. Cells of groups that are gone are used once no other is
-        left. The number of cells says by one too many that there was no room.
+        `name`: its index, as `name_group` gives it. `members`: global ranks in order. `timeout_ns`: after
+        which torch ends an operation, 0 if unknown. `on_device`: its operations end on a device. Cells of
+        groups that are gone are used once no other is left. The number of cells says by one too many that
+        there was no room.
         """
         words = self.words
         if self._groups >= MAX_GROUPS and not self._free:
@@ -314,7 +370,7 @@ class RingWriter:
         fresh = self._groups < MAX_GROUPS
         cell = GROUPS_AT // 8 + self._groups * GROUP_WORDS if fresh else self._free.popleft()
         first, stride, pool = self._members(members)
-        words[cell + G_NAME] = self.intern(name)
+        words[cell + G_NAME] = name
         words[cell + G_TIMEOUT], words[cell + G_DEVICE] = timeout_ns, on_device
         words[cell + G_FIRST], words[cell + G_STRIDE], words[cell + G_POOL] = first, stride, pool
         words[cell + G_COUNT] = len(members)

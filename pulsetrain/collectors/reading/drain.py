@@ -193,7 +193,7 @@ class Drain:
         return text
 
     def _spans(self, rows: Structured, offset_ns: int) -> Columns:
-        names = self._reader.names
+        names = self._reader.drained_names
         start = rows["start"]
         return self._batch(
             "spans",

@@ -8,7 +8,9 @@ from __future__ import annotations
 import mmap
 import platform
 import time
+from collections.abc import Callable
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +72,7 @@ from pulsetrain.collectors.layout import (
     W_PROFILED,
     W_RAN_ON,
     W_READ,
+    W_RENAMED,
     W_RESUMED,
     W_STACK,
     W_STANDS,
@@ -88,25 +91,37 @@ from pulsetrain.collectors.reading.status_page import GroupCell, StatusPage, nam
 from pulsetrain.protocol.transfer_peer import NO_PEER
 from pulsetrain.records.schema import CATEGORIES
 
+T = TypeVar("T")
 WINDOW = 512  # slots that a drain reads first, more than the threads that may be between claim and store
 
 
 class NameTable:
     """The names of a ring. One that is still being written reads as ""."""
 
-    def __init__(self, memory: mmap.mmap) -> None:
-        self._memory = memory
+    def __init__(self, memory: mmap.mmap, words: npt.NDArray[np.int64]) -> None:
+        self._memory, self._words = memory, words
+        self._renamed = 0  # how often a name had taken another's place when all were read
         self._sizes = np.frombuffer(memory, "u1", count=MAX_NAMES * NAME_BYTES, offset=NAMES_AT)[::NAME_BYTES]
         self._known: list[str] = []
 
     def all(self) -> list[str]:
-        """Return every name by its index. Reads only what is new since the last call."""
+        """Return every name by its index. Reads only what is new since the last call.
+
+        Once a name has taken another's place, all are read again.
+        """
+        if self.changed:
+            self._renamed, self._known = int(self._words[W_RENAMED]), []
         used = np.flatnonzero(self._sizes)
         count = int(used[-1]) + 1 if len(used) else 1
         known = self._known
         if count != len(known) or "" in known[1:]:
             self._known = [known[i] if i < len(known) and known[i] else self._at(i) for i in range(count)]
         return self._known
+
+    @property
+    def changed(self) -> bool:
+        """Whether a name has taken another's place since all were read."""
+        return int(self._words[W_RENAMED]) != self._renamed
 
     def _at(self, index: int) -> str:
         at = NAMES_AT + index * NAME_BYTES
@@ -124,13 +139,14 @@ class RingReader:
         self._members = np.frombuffer(self._memory, "<u4", count=MAX_MEMBERS, offset=MEMBERS_AT)
         self._commits = self._spans["commit"]
         self._writable = memoryview(self._memory).cast("q")
-        self._names = NameTable(self._memory)
+        self._names = NameTable(self._memory, self._words)
         self.device = DeviceWords(self._writable)
         self._stuck = 0
         self._weak_order = platform.machine() not in ("x86_64", "AMD64", "i686")
         self.read = int(self._words[W_READ])
         self._latest_end = self._ahead_ns = 0
         self._description = ""
+        self.drained_names = self.names  # those of the records that the last drain handed out
         self.drained = 0  # records handed out
         self.fill = 0.0  # share of the ring that the last drain found used
         self.garbage = 0  # records with a right mark and impossible content
@@ -189,6 +205,9 @@ class RingReader:
 
     def position(self) -> RankPosition:
         """Return where the rank is in its groups, and whether it stands."""
+        return self._named(self._position)
+
+    def _position(self) -> RankPosition:
         stands = self.stands
         pairs, groups = int(self._words[W_PAIRS]), int(self._words[W_GROUPS])
         names = self.names
@@ -246,6 +265,7 @@ class RingReader:
         self.lost += take - len(rows)
         self.read += take
         self.fill = take / self.capacity
+        self.drained_names = self.names  # before the rank may give their places to others
         self._writable[W_READ] = self.read
         return self._valid_records(rows)
 
@@ -273,7 +293,7 @@ class RingReader:
     def _valid_records(self, rows: Structured) -> tuple[Structured, Structured]:
         is_step = rows["kind"] == STEP
         steps, spans = rows[is_step].view(STEP_DTYPE), rows[~is_step]
-        names = len(self.names)
+        names = len(self.drained_names)
         good = (
             ((spans["kind"] == SPAN) | (spans["kind"] == PHASE))
             & (spans["category"] < len(CATEGORIES))
@@ -294,6 +314,18 @@ class RingReader:
 
     def status(self) -> StatusPage:
         """Return the status page as it is now. Never waits, whatever state the rank is in."""
+        return self._named(self._status)
+
+    def _named(self, read: Callable[[], T]) -> T:
+        """Return what `read` returns, read again where a name has taken another's place meanwhile."""
+        found = read()
+        for _ in range(4):
+            if not self._names.changed:
+                break
+            found = read()
+        return found
+
+    def _status(self) -> StatusPage:
         words = self._settled(W_MAGIC, W_STACK + 2 * MAX_DEPTH)
         names = self.names
         stack = words[W_STACK:].reshape(-1, 2)

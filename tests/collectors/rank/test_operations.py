@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from enum import IntEnum
 from types import SimpleNamespace
@@ -13,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.collectors.rank.operations import Group
+from pulsetrain.collectors.rank.ring import create_ring
+from pulsetrain.collectors.reading.ring_reader import RingReader
 from pulsetrain.protocol.transfer_peer import ANY_SOURCE, NO_PEER
 from tests.collectors.rank.watched import Watched
 
@@ -231,3 +234,34 @@ def test_a_group_of_another_world_has_the_rank_in_its_name(members, size, named)
     rows = side.watched.reader.drain()[0]
     assert [names[row["group"]] for row in rows] == [named]
     assert (side.cell.name, side.cell.members) == (named, members)
+
+
+def group_names(side):
+    reader = side.watched.reader
+    return [reader.drained_names[span["group"]] for span in reader.drain()[0]]
+
+
+def test_a_group_that_is_gone_gives_its_name_back_once_nothing_of_it_is_in_flight(side):
+    ring, key = side.watched.handle.state.ring, side.enqueue()
+    label = side.group._label
+    assert not side.group.retire()
+    assert ring.name_group("too early") != label
+    side.end(key)
+    assert side.group.retire()
+    assert group_names(side) == ["dp:1"]
+    assert ring.name_group("the next one") == label
+    side.end(side.enqueue())
+    assert group_names(side) == [""], "what still comes has no name, and never another one's"
+
+
+def test_a_group_that_lives_through_a_new_attempt_opens_a_cell_in_its_ring(side):
+    side.enqueue()
+    side.group.forget()
+    fd = create_ring(1024)
+    reader = RingReader(fd)
+    side.watched.handle.state.ring.move_to(fd)
+    os.close(fd)
+    assert reader.status().groups == ()
+    side.enqueue()
+    [cell] = reader.status().groups
+    assert (cell.name, cell.members, cell.op) == ("dp:1", (4, 5, 6), "all_reduce")

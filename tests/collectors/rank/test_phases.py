@@ -120,7 +120,7 @@ def test_thousands_of_threads_and_phases_leave_room_for_the_names_of_groups(watc
         with h.phase(f"batch {i}"):
             pass
     ring = h.state.ring
-    ring.add_group("tp", [0, 1])
+    ring.add_group(ring.name_group("tp"), [0, 1])
     assert [group.name for group in watched.reader.status().groups] == ["tp"]
     operation = ring.intern("all_reduce")
     assert watched.reader.names[operation] == "all_reduce"

@@ -64,12 +64,12 @@ def test_phases_that_were_open_are_not_open_any_more(attempts):
 def test_groups_and_coordinates_are_those_of_the_new_attempt(attempts):
     handle, before, second, after = attempts
     handle.set_coordinates({"dp": 3})
-    handle.state.ring.add_group("world", range(8))
+    handle.state.ring.add_group(handle.state.ring.name_group("world"), range(8))
     renew(handle, second, -1)
     assert after.topology() is None
     assert after.status().groups == ()
     assert len(before.status().groups) == 1
-    handle.state.ring.add_group("world", range(4))
+    handle.state.ring.add_group(handle.state.ring.name_group("world"), range(4))
     assert [group.members for group in after.status().groups] == [(0, 1, 2, 3)]
     assert handle.infer_coordinates({"dp": 1})
 

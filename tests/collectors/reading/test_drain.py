@@ -127,7 +127,7 @@ def test_an_operation_in_flight_is_an_open_span_inside_its_phase(watched):
     ring, h = watched.writer, watched.handle
     h.phase("backward").__enter__()
     began = watched.now - watched.offset
-    cell = ring.add_group("mesh_tp:3", (4, 5))
+    cell = ring.add_group(ring.name_group("mesh_tp:3"), (4, 5))
     ring.set_op(cell, ring.intern("all_reduce"), 17, 4096, began + 5, -1)
     rows = watched.rows(watched.now + 3 * SECOND, "spans")
     assert [(r["phase"], r["group"], r["seq"], r["bytes"], r["parent"]) for r in rows] == [
@@ -159,7 +159,7 @@ def test_status_names_the_innermost_phase_and_the_operation(watched):
     assert (before.last_step, before.last_phase, before.groups) == (-1, "", ())
     h.step()
     h.phase("optimizer").__enter__()
-    cell = ring.add_group("world", (0, 5))
+    cell = ring.add_group(ring.name_group("world"), (0, 5))
     ring.set_op(cell, ring.intern("send"), 4, 10, watched.now - watched.offset, 0)
     status = watched.drain.status(77, "stopped", watched.now + 5 * SECOND)
     assert (status.rank, status.pid, status.state, status.last_step) == (5, 77, "stopped", 0)

@@ -13,7 +13,7 @@ def both():
 
 def test_groups_and_pairs_come_back_as_they_were_counted():
     writer, reader = both()
-    cell = writer.add_group("pp:1", (0, 4))
+    cell = writer.add_group(writer.name_group("pp:1"), (0, 4))
     writer.words[cell + layout.G_ENQUEUED] = 6
     word = writer.add_pair(layout.pair_head(0, 4, sends=True))
     writer.words[word] = 9

@@ -29,7 +29,7 @@ def test_steps_and_operations_in_flight_are_seen(rank):
     handle.step()
     assert progress.last_step == 0
     assert progress.step_start_ns > began
-    cell = writer.add_group("dp", (0, 1))
+    cell = writer.add_group(writer.name_group("dp"), (0, 1))
     writer.set_op(cell, writer.intern("all_reduce"), 1, 64, 5, -1)
     assert progress.communicating
     writer.set_op(cell, 0, 1, 64, 5, -1)
