@@ -26,6 +26,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pulsetrain.agent.processes.zygote_protocol import CallRequest, ForkRequest, SpawnRequest
+from pulsetrain.collectors.rank import unshared_store
 from pulsetrain.core.process_title import set_process_title, set_short_name
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ def _run_rank(request: SpawnRequest, files: Sequence[int]) -> int:
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
     _set_names(request["env"])
+    unshared_store.leave_agents_store(os.environ)
     mode, argv = request["mode"], request["argv"]
     if mode == "exec":
         return _exec(argv)

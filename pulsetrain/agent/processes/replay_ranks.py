@@ -146,6 +146,7 @@ class ReplayRanks:
             "TORCHELASTIC_RUN_ID": f"{identity.job}-replay",
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_MAX_RESTARTS": "0",
+            "PULSETRAIN_ADDRESS": identity.address,
             REPLAY: "1",
         }
         output = open_log(rank.log)

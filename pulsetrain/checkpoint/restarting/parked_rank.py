@@ -20,6 +20,7 @@ from types import FrameType
 from pulsetrain.checkpoint.restarting.group_sockets import GroupSockets
 from pulsetrain.collectors.rank.handle import RING_FD, process_handle
 from pulsetrain.collectors.rank.renewal import end_attempt, renew
+from pulsetrain.collectors.rank.unshared_store import leave_agents_store
 from pulsetrain.protocol.rank_channel import (
     ABORT,
     LISTENING,
@@ -162,6 +163,7 @@ def take_over(environment: dict[str, str], files: list[int]) -> None:
         os.dup2(fd, number, inheritable=True)
         os.close(fd)
     os.environ.update(environment)
+    leave_agents_store(os.environ)
     renew(process_handle(), numbers[2], int(environment.get("PULSETRAIN_RESTORE_STEP", "-1")))
 
 
