@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import ctypes
 import errno
@@ -20,6 +21,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
 from pkgutil import get_importer, read_code  # as runpy tells compiled scripts
 from types import ModuleType, TracebackType
@@ -249,15 +251,15 @@ def _show(error: BaseException) -> int:
 
 def _run_file(path: str, main: ModuleType) -> None:
     """Run a script, or its compiled form, in `main`. A full `path` is valid after a change of the folder."""
+    loader: SourceFileLoader | SourcelessFileLoader = SourcelessFileLoader("__main__", path)
     with io.open_code(path) as file:
         code = read_code(file)
     if code is None:
+        loader = SourceFileLoader("__main__", path)
         with io.open_code(path) as file:
             code = compile(file.read(), path, "exec", dont_inherit=True)
-    sys.argv[0] = path
-    runpy._run_code(  # type: ignore[attr-defined]  # sets what a module knows of itself
-        code, main.__dict__, None, "__main__", None, None, path
-    )
+    main.__dict__.update(__file__=path, __loader__=loader, __builtins__=builtins, __cached__=None)
+    exec(code, main.__dict__)
 
 
 def _search_first(folder: str) -> None:

@@ -4,6 +4,7 @@ import atexit
 import gzip
 import io
 import os
+import py_compile
 import signal
 import subprocess
 import sys
@@ -243,7 +244,10 @@ def test_files_that_were_opened_before_the_script_froze_its_objects_are_written(
     assert gzip.decompress((tmp_path / "log.gz").read_bytes()) == b"2,0.4"
 
 
-SEEN = "import sys; print(__name__, __file__, __package__, __spec__ and __spec__.name, sys.argv, sys.path[0])"
+SEEN = """
+import sys
+print(__name__, __file__, __package__, __spec__ and __spec__.name, sys.argv, sys.path[0], __loader__.path)
+"""
 
 
 @pytest.mark.parametrize(
@@ -259,13 +263,20 @@ def test_a_script_knows_of_itself_what_python_tells_it(tmp_path, mode, target, f
     (tmp_path / "folder").mkdir()
     for path in ("seen.py", "folder/__main__.py"):
         (tmp_path / path).write_text(SEEN)
-    done = run_as_a_rank(mode, str(tmp_path / target) if mode == "script" else target, tmp_path)
-    program = tmp_path / (target if mode == "script" else file)
-    first = program if target == "folder" and mode == "script" else tmp_path
+    if (mode, target) == ("script", "folder"):  # python itself keeps such a path as it is typed
+        target = str(tmp_path / target)
+    done = run_as_a_rank(mode, target, tmp_path)
+    program = target if mode == "script" else str(tmp_path / file)
+    first = program if mode == "script" and target != "seen.py" else tmp_path
+    path = tmp_path / file
     assert done.stderr == ""
-    assert done.stdout.strip() == (
-        f"__main__ {tmp_path / file} {package} {spec} {[str(program), '--lr']} {first}"
-    )
+    assert done.stdout.strip() == f"__main__ {path} {package} {spec} {[program, '--lr']} {first} {path}"
+
+
+def test_a_compiled_script_has_the_loader_that_python_gives_it(tmp_path):
+    (tmp_path / "seen.py").write_text("print(type(__loader__).__name__, __loader__.name)")
+    py_compile.compile(str(tmp_path / "seen.py"), str(tmp_path / "seen.pyc"))
+    assert run_as_a_rank("script", "seen.pyc", tmp_path).stdout == "SourcelessFileLoader __main__\n"
 
 
 @pytest.mark.integration
