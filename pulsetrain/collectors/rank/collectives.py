@@ -49,7 +49,7 @@ class Tracker:
     def __init__(self, state: RankState) -> None:
         self.state = state
         self.pending: dict[object, tuple[Operation, int]] = {}
-        state.pending, state.poll = self.pending, self.poll
+        state.pending, state.poll, state.settle = self.pending, self.poll, self.settle
         self._groups: weakref.WeakKeyDictionary[ProcessGroup, Group | SplitGroup] = (
             weakref.WeakKeyDictionary()
         )
@@ -148,6 +148,24 @@ class Tracker:
             self.state.blocked += operation.blocked
         group.finish(number, operation, now)
 
+    def settle(self) -> None:
+        """A step has ended. What torch has refused on this thread meanwhile is in flight no more."""
+        self.take_refused()
+        self.poll()
+
+    def take_refused(self) -> None:
+        """Drop, at the next poll, what torch has raised for before it was enqueued on this thread.
+
+        Until then it is evidence: a script that does not catch the error ends before it gets there.
+        """
+        try:
+            for _, group in self._attached[:]:
+                for side in _sides_of(group):
+                    for number, operation in side.refused():
+                        self.pending[operation] = (operation, number)
+        except Exception:  # noqa: BLE001 - the script has an error of its own to look at
+            self.state.fault()
+
     def poll(self, waited: Sequence[object] = ()) -> None:
         """Finish what has completed, and the silent operations whose output is in `waited`.
 
@@ -173,6 +191,8 @@ class Tracker:
     ) -> None:
         work = operation.work
         if work is None:
+            self.pending.pop(key, None)
+            operation.group.refuse(number)
             return
         if isinstance(work, StreamEnd):
             if work.stream in behind:
@@ -427,6 +447,15 @@ class Tracker:
             self._finish_buckets()
         except Exception:  # noqa: BLE001 - the call succeeded; what fails after it is ours
             self.state.fault()
+
+    def watched_report(self, original: Callable[P, T]) -> Callable[P, T]:
+        """Return what torch calls with the arguments of a collective that has raised."""
+
+        def report(*args: P.args, **kwargs: P.kwargs) -> T:
+            self.take_refused()
+            return original(*args, **kwargs)
+
+        return report
 
     def watched_start_of_batch(
         self, original: Callable[Concatenate[ProcessGroup, P], T]

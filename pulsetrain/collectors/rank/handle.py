@@ -232,7 +232,7 @@ class Handle(SharedByCopies):
         words[W_LAST_STEP] = state.step
         state.enter_step(state.step + 1)
         words[W_STEP_START] = words[W_LAST] = self._started = end
-        state.poll()
+        state.settle()
         if self._timer is not None:
             self._timer.harvest()
         else:

@@ -122,12 +122,15 @@ def group_name(name: str, description: str) -> str:
 def _hook_waits(tracker: Tracker) -> None:
     import torch.distributed as dist
     from torch._C._distributed_c10d import ProcessGroup, Work
+    from torch.distributed import c10d_logger
 
     _wrap(Work, "wait", tracker.watched_wait)
     _wrap(ProcessGroup, "_start_coalescing", tracker.watched_start_of_batch)
     _wrap(ProcessGroup, "_end_coalescing", tracker.watched_end_of_batch)
     _wrap(torch._C.Future, "wait", tracker.watched_wait_for_any)
     _wrap(dist, "_broadcast_coalesced", tracker.watched_call)
+    if hasattr(c10d_logger, "_get_msg_dict"):  # only its logger of exceptions calls it
+        _wrap(c10d_logger, "_get_msg_dict", tracker.watched_report)
     for owner, name in functional_waits():
         _wrap(owner, name, tracker.watched_wait_for_any)
 

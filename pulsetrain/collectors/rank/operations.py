@@ -176,8 +176,8 @@ class Group:
             name: int = call.name.value  # a member of torch's enumeration is slow to hash and to compare
             kind = self._kinds.get(name) or self._kind(name, call.name.name)
             number, thread = call.op_id, get_ident()
-            if thread in self._announced:  # torch raised between the two hooks, and enqueued nothing
-                self.in_flight.pop(self._announced[thread], None)
+            if thread in self._announced:
+                self.refuse(self._announced[thread])
             operation = self._transfer(call, kind) if kind.transfers else self._collective(call, kind)
             is_oldest = not self.in_flight
             self.in_flight[number] = operation
@@ -332,6 +332,31 @@ class Group:
         elif self.cell >= 0:
             self.state.words[self.cell + G_COMPLETED] = self.enqueued
             self.state.words[self.cell + G_OP] = 0
+
+    def refused(self) -> list[tuple[int, Operation]]:
+        """Return what torch has raised for between the two hooks on this thread: at most one operation.
+
+        Ask where the script's own code runs. There this thread is between the two hooks of no operation.
+        """
+        number = self._announced.get(get_ident(), -1)
+        operation = self.in_flight.get(number)
+        return [] if operation is None else [(number, operation)]
+
+    def refuse(self, key: int) -> None:
+        """torch has raised instead of enqueuing the operation. The next one has its number."""
+        operation = self.in_flight.pop(key, None)
+        if operation is None:
+            return
+        pair = operation.name, operation.peer
+        if operation.peer == NO_PEER:
+            self.enqueued -= operation.seq == self.enqueued
+        elif self._transfers.get(pair) == operation.seq:
+            self._transfers[pair] = operation.seq - 1
+            if self._pairs.get(pair, -1) >= 0:
+                self.state.words[self._pairs[pair]] = operation.seq - 1
+        if self.cell >= 0:
+            self.state.words[self.cell + G_ENQUEUED] = self.enqueued
+        self.publish_oldest()
 
     def abandon(self, key: int) -> None:
         """Forget an operation whose end nobody will ever know."""

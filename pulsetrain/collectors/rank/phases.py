@@ -115,7 +115,8 @@ class RankState:
     - `top`: where the main thread's next open phase goes on the status page.
     - `parent`: the innermost open phase, as bits of a span's head.
     - `context`: step, microbatch and lane, as a slot stores them.
-    - `pending`: operations that are not known to have ended. `poll` asks them. The collectives set both.
+    - `pending`: operations that are not known to have ended. `poll` asks them. `settle` does so at the end of
+      a step. The collectives set all three.
     - `turns`: gives its device to others while it waits for them, where several ranks share one.
     - `gives_device_in_waits`: whether the hooks of collectives do so around their waits.
     - `processor`: told of waits for other ranks and of steps, if it is set.
@@ -127,7 +128,7 @@ class RankState:
 
     __slots__ = (
         *("blocked", "context", "gives_device_in_waits", "lane", "parent", "pending", "poll"),
-        *("processor", "ring", "step", "top", "transfers", "turns", "update_lost", "words"),
+        *("processor", "ring", "settle", "step", "top", "transfers", "turns", "update_lost", "words"),
     )
 
     def __init__(self, ring: RingWriter) -> None:
@@ -140,6 +141,7 @@ class RankState:
         self.enter_step(0)
         self.pending: Mapping[object, object] = {}
         self.poll: Callable[[], None] = _nothing
+        self.settle: Callable[[], None] = _nothing
         self.processor: Processor | None = None
         self.transfers = False
         self.turns: Turns | None = None

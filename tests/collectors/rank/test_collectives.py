@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from datetime import timedelta
 from types import SimpleNamespace
@@ -285,6 +286,42 @@ def test_no_event_is_asked_or_recorded_inside_the_capture_of_a_graph(watched, de
     side.tracker.poll()
     assert side.numbers() == [1, 1], "what was captured has not run"
     assert (side.group.in_flight, side.tracker.pending, watched.errors) == ({}, {}, 0)
+
+
+@pytest.fixture
+def refused(watched):
+    """A rank whose second collective was refused by torch."""
+    side = Side(watched, host_only=True)
+    side.tracker._attached.append((lambda: None, side.group))
+    side.call(None)
+    side.group.before(Call(next(side.ids), None))
+    assert watched.reader.status().groups[0].op == "all_reduce"
+    return side
+
+
+def test_a_collective_that_torch_refused_is_not_in_flight_once_a_step_has_ended(refused):
+    refused.watched.handle.step()
+    cell = refused.watched.reader.status().groups[0]
+    assert (cell.op, cell.enqueued, cell.completed) == ("", 1, 1)
+    refused.call(None)
+    assert refused.numbers() == [1, 2], "torch enqueued nothing, so the next one has its number"
+    assert refused.watched.errors == 0
+
+
+def test_one_whose_error_torch_reports_is_evidence_until_the_script_goes_on(refused):
+    report = refused.tracker.watched_report(lambda name: {"func_name": name})
+    assert report("all_reduce") == {"func_name": "all_reduce"}
+    assert refused.watched.reader.status().groups[0].op == "all_reduce"
+    with refused.watched.handle.phase("evaluation"):
+        pass
+    assert refused.watched.reader.status().groups[0].op == ""
+
+
+def test_a_step_on_another_thread_drops_nothing(refused):
+    thread = threading.Thread(target=refused.tracker.settle)
+    thread.start()
+    thread.join()
+    assert refused.watched.reader.status().groups[0].op == "all_reduce"
 
 
 LARGE = MAX_HELD_BYTES // 2 + 1

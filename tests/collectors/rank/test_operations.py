@@ -154,9 +154,14 @@ def test_a_receive_from_any_source_is_no_collective_and_its_span_names_nobody(si
 
 
 def test_an_enqueue_that_torch_refused_is_not_in_flight_for_ever(side):
-    side.enqueue(fails=True)
-    kept = side.enqueue()
-    assert list(side.group.in_flight) == [kept]
+    side.end(side.enqueue())
+    for kind in ("ALLREDUCE", "SEND"):
+        side.enqueue(kind, root=1, fails=True)
+        kept = side.enqueue(kind, root=1)
+        assert list(side.group.in_flight) == [kept]
+        side.end(kept)
+    assert [row[:2] for row in side.spans()] == [("all_reduce", 1), ("all_reduce", 2), ("send", 1)]
+    assert (side.cell.enqueued, side.cell.completed, side.cell.op) == (2, 2, "")
 
 
 def test_an_operation_without_a_work_is_synchronous_outside_a_batch_and_one_of_the_batch_inside(side):
