@@ -54,9 +54,9 @@ def watched_next(original: Callable[[Any], Any], auto: Auto) -> Callable[[Any], 
             fault()
 
     @untraced.hook
-    def fail() -> None:
+    def fail(iterator: object) -> None:
         try:
-            loop.fail_fetch()
+            loop.fail_fetch(iterator)
         except Exception:  # noqa: BLE001 - as above
             fault()
 
@@ -71,7 +71,7 @@ def watched_next(original: Callable[[Any], Any], auto: Auto) -> Callable[[Any], 
             batch = original(iterator)
         except BaseException:
             loop.is_fetching = False
-            fail()
+            fail(iterator)
             raise
         loop.is_fetching = False
         end(batch)

@@ -48,6 +48,7 @@ class TrainingLoop:
     Only `step_in_backward` may come from another thread: the engine's, while the main one waits for it.
 
     - `done`: what belongs to the step that is about to end. `since`: what came after its last optimizer.
+    - `waiting`: what was fetched since the last backward pass. `aside`: what was before an evaluation began.
     - `trained`: how many numbers of each parameter the optimizers train, by the parameter's id. `say_sizes`:
       whether these are the true ones in any case.
     - `copied`: the same of the model's parameters where the optimizers train copies or shards of them.
@@ -60,6 +61,7 @@ class TrainingLoop:
         self._handle, self.segments, self._description = handle, segments, description
         self._cycle, self._feeds = OptimizerCycle(), Feeds()
         self.done, self.since = Tally(), Tally()
+        self.waiting, self.aside = Tally(), Tally()
         self.trained: dict[int, int] = {}
         self.copied: dict[int, int] = {}
         self.say_sizes = self._hides_copied = False
@@ -129,7 +131,9 @@ class TrainingLoop:
         self._fetches_to_evaluate = self._is_to_evaluate(iterator)
         if self._fetches_to_evaluate:
             return
-        self._feeds.fetched(iterator)
+        self.aside = Tally()  # nothing is trained on it any more
+        if self._feeds.fetched(iterator):
+            self.waiting = Tally()
         self._doubt_optimizer()
         self._handle.start_clock()
         self.segments.switch("data")
@@ -138,8 +142,8 @@ class TrainingLoop:
         """The batch is there. `tokens` is 0 where it does not say."""
         if self._fetches_to_evaluate:
             return
-        self.since.fetched += 1
-        self.since.tokens += tokens
+        self.waiting.fetched += 1
+        self.waiting.tokens += tokens
         self.segments.expect("forward")
 
     def _is_to_evaluate(self, iterator: object) -> bool:
@@ -147,8 +151,9 @@ class TrainingLoop:
         segments = self.segments
         return segments.marks_evaluation or (segments.evaluates and self._feeds.is_evaluation(iterator))
 
-    def fail_fetch(self) -> None:
+    def fail_fetch(self, iterator: object) -> None:
         """There is no further batch."""
+        self._feeds.ended(iterator)
         if self.segments.current == "data":
             self.segments.switch("")
 
@@ -170,6 +175,7 @@ class TrainingLoop:
         self._handle.start_clock()
         self._handle.hold_at_backward()
         self._feeds.trained()
+        self._take_batches()
         self.since.backwards += 1
         if self.overfull:
             self.done.losses, self.since.losses = [], []
@@ -227,7 +233,7 @@ class TrainingLoop:
         self._trains_in_step, self._has_evaluated, self._step_raised = closure, False, False
         self._role = key if role is None else role
         self._begin_cycle(self._role)
-        if self.segments.current == "forward" and self.since.fetched and not closure:
+        if self.segments.current == "forward" and self._has_batch and not closure:
             self.segments.confirm("forward")  # its gradients come from elsewhere than a backward pass
         if self.segments.current != "optimizer":
             self.segments.expect("optimizer")
@@ -247,6 +253,16 @@ class TrainingLoop:
         self._step_raised = False
         self.segments.confirm("optimizer")
         self._end_cycle(self._role)
+
+    @property
+    def _has_batch(self) -> bool:
+        """Whether a batch is there to train on."""
+        return self.since.fetched + self.waiting.fetched + self.aside.fetched > 0
+
+    def _take_batches(self) -> None:
+        """What was fetched is trained on, also before an evaluation that has just ended."""
+        self.since.take_in(self.aside)
+        self.since.take_in(self.waiting)
 
     def _is_first_evaluation(self) -> bool:
         """Return whether the loss of this backward pass is the step's.
@@ -268,14 +284,17 @@ class TrainingLoop:
     def begin_evaluation(self) -> None:
         """The trained model is put into evaluation mode."""
         steps = bool(self._stepping) and not self._step_raised
-        if not self._in_backward and not steps and not self.segments.evaluates:
-            self._feeds.begin_evaluation()
+        if self._in_backward or steps:
+            return
+        self._feeds.begin_evaluation()
+        if not self.segments.evaluates:
+            self.aside, self.waiting = self.waiting, Tally()
             self.segments.switch("evaluation")
 
     def end_evaluation(self) -> None:
         """It is put back into training mode."""
         if self.segments.evaluates:
-            self._expect_forward(self.since.fetched > 0 or not self._has_loader)
+            self._expect_forward(self._has_batch or not self._has_loader)
 
     def count_tokens(self, where: str) -> None:
         """Note where the tokens come from."""
@@ -297,6 +316,7 @@ class TrainingLoop:
         self.segments.switch("")
         self._cycle, self._feeds = OptimizerCycle(), Feeds()
         self.done, self.since = Tally(), Tally()
+        self.waiting, self.aside = Tally(), Tally()
         self._graphs, self._stepping = [], []
         self._in_backward = self._ended_at = self._waited = self._closed_steps = self._graphs_ns = 0
         self._stepped_in_backward = self._closing = self.is_fetching = self.rehearses = False
@@ -321,6 +341,7 @@ class TrainingLoop:
     def take_numbers(self) -> InferredNumbers:
         """See `Inference`."""
         if not self._closing:
+            self._take_batches()
             self.done.take_in(self.since)
         tally, self.done = self.done, Tally()
         self._expected_backwards = max(1, tally.backwards)
@@ -343,6 +364,7 @@ class TrainingLoop:
 
     def _end_cycle(self, key: object) -> None:
         self.segments.switch("")
+        self._take_batches()
         self.done.take_in(self.since)
         self._has_loader = self.done.fetched > 0
         self._ended_at = perf_counter_ns()

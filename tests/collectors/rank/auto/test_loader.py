@@ -30,7 +30,7 @@ class Packed(IterableDataset):
 def test_a_loader_inside_the_dataset_of_another_one_is_a_part_of_it(auto, watched):
     for _ in DataLoader(Packed(), batch_size=2):
         assert auto.loop.segments.current == "forward"
-    assert (auto.loop.since.fetched, auto.loop.since.tokens) == (3, 3 * 2 * 4)
+    assert (auto.loop.waiting.fetched, auto.loop.waiting.tokens) == (3, 3 * 2 * 4)
     assert [name for name, _ in watched.spans()] == ["data"] * 4, "three batches and the end"
 
 
@@ -42,4 +42,4 @@ def test_a_loader_that_raised_is_asked_again(auto, watched):
     for dataset in (Broken(torch.zeros(1, 1)), TensorDataset(torch.zeros(1, 1))):
         with contextlib.suppress(OSError):
             next(iter(DataLoader(dataset)))
-    assert auto.loop.since.fetched == 1
+    assert auto.loop.waiting.fetched == 1

@@ -808,6 +808,76 @@ def test_batches_before_the_script_marks_its_evaluation_are_no_tokens_of_the_tra
     assert [tokens for _, tokens, _ in steps(watched, auto)] == [16] * 4
 
 
+def evaluate_each_batch(model, batches):
+    """As pytorch-ignite does: the batch is there before the model is put into evaluation mode."""
+    for (tokens,) in batches:
+        model.eval()
+        with torch.no_grad():
+            loss_of(model, tokens)
+
+
+def evaluate(model, batches):
+    """As transformers does."""
+    model.eval()
+    for (tokens,) in batches:
+        with torch.no_grad():
+            loss_of(model, tokens)
+
+
+def evaluate_both(model, batches):
+    for loader_ in (batches, loader(batch=4)):
+        evaluate_each_batch(model, loader_)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda model, _: evaluate(model, loader(batch=4)),
+        lambda model, _: evaluate_each_batch(model, loader(batch=4)),
+        lambda model, _: evaluate_each_batch(model, loader(batch=8)),  # one batch
+        evaluate,
+        evaluate_each_batch,
+        evaluate_both,
+    ],
+)
+def test_a_step_behind_an_evaluation_has_the_tokens_that_it_trains_on(watched, auto, model, optimizer, run):
+    batches = loader()
+    for _ in range(3):
+        for (tokens,) in batches:
+            model.train()
+            loss_of(model, tokens).backward()
+            optimizer.step()
+        run(model, batches)
+    assert [tokens for _, tokens, _ in steps(watched, auto)] == [16] * 12
+    assert watched.errors == 0
+
+
+def test_an_evaluation_before_the_first_step_has_no_tokens_of_it(watched, auto, model, optimizer):
+    evaluate(model, loader(batch=4))
+    for (tokens,) in loader():
+        loss_of(model.train(), tokens).backward()
+        optimizer.step()
+    assert [tokens for _, tokens, _ in steps(watched, auto)] == [16] * 4
+
+
+def test_batches_of_two_loaders_that_are_trained_on_together_both_count(watched, auto, model, optimizer):
+    for (first,), (second,) in zip(loader(1), loader(1), strict=True):
+        loss_of(model, torch.cat([first, second])).backward()
+        optimizer.step()
+    assert [tokens for _, tokens, _ in steps(watched, auto)] == [16] * 8
+
+
+def test_a_batch_that_was_fetched_before_an_evaluation_is_trained_on_after_it(
+    watched, auto, model, optimizer
+):
+    for step, (tokens,) in enumerate(loader()):
+        if step % 2:
+            evaluate(model, loader(batch=4))
+        loss_of(model.train(), tokens).backward()
+        optimizer.step()
+    assert [tokens for _, tokens, _ in steps(watched, auto)] == [16] * 4
+
+
 def test_a_backward_that_raises_leaves_nothing_open_and_its_error_is_the_scripts(watched, auto, model):
     with pytest.raises(RuntimeError, match="grad can be implicitly created only for scalar outputs"):
         model(TOKENS).backward()
