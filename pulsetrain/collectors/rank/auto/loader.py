@@ -1,9 +1,12 @@
-"""Batches of `torch.utils.data.DataLoader`: how long the script waits for each, and what it holds."""
+"""Batches of `torch.utils.data.DataLoader`: how long the script waits for each, and what it holds.
+
+The loaders of accelerate ask torch's for one batch more than they have handed out. So theirs are watched.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +16,8 @@ from pulsetrain.collectors.rank.auto import batches, untraced
 from pulsetrain.collectors.rank.auto.context import Auto
 
 STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader"
+ACCELERATE = "accelerate.data_loader"
+LOOK_AHEAD = ("DataLoaderShard", "DataLoaderDispatcher")
 _SOURCES = {batches.TOKENS: "batch", batches.SAMPLES: "samples"}
 
 
@@ -25,7 +30,14 @@ def install(auto: Auto) -> None:
         if iterator is not dataloader._BaseDataLoaderIter and "__next__" in vars(iterator):
             _wrap(iterator, auto)
 
+    def accelerate(module: ModuleType) -> None:
+        for name in LOOK_AHEAD:
+            owner = getattr(module, name, None)
+            if owner is not None and "__iter__" in vars(owner):  # other versions may have other names
+                owner.__iter__ = watched_iter(owner.__iter__, auto)
+
     auto.imports.when_imported(STATEFUL, stateful)
+    auto.imports.when_imported(ACCELERATE, accelerate)
 
 
 def _wrap(iterator: type, auto: Auto) -> None:
@@ -78,3 +90,33 @@ def watched_next(original: Callable[[Any], Any], auto: Auto) -> Callable[[Any], 
         return batch
 
     return fetch
+
+
+def watched_iter(original: Callable[[Any], Iterator[Any]], auto: Auto) -> Callable[[Any], Iterator[Any]]:
+    """Return `__iter__` of a loader that looks ahead: each batch is fetched when the script gets it."""
+    fetch = watched_next(_Batches.advance, auto)
+
+    @functools.wraps(original)
+    @untraced.wrapper
+    def iterate(loader: Any) -> Iterator[Any]:
+        return _Batches(original(loader), loader, fetch)
+
+    return iterate
+
+
+class _Batches:
+    """Hands out what an iterator yields. `_index_sampler` is the loader's, as torch's iterators have it."""
+
+    def __init__(self, iterator: Iterator[Any], loader: object, fetch: Callable[[Any], Any]) -> None:
+        self._iterator, self._fetch = iterator, fetch
+        self._index_sampler = getattr(loader, "_index_sampler", None)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self._fetch(self)
+
+    def advance(self) -> Any:
+        """Return the next batch."""
+        return next(self._iterator)

@@ -233,7 +233,8 @@ class TrainingLoop:
         self._trains_in_step, self._has_evaluated, self._step_raised = closure, False, False
         self._role = key if role is None else role
         self._begin_cycle(self._role)
-        if self.segments.current == "forward" and self._has_batch and not closure:
+        is_fed = self.waiting.fetched + self.aside.fetched > 0
+        if self.segments.current == "forward" and is_fed and not closure:
             self.segments.confirm("forward")  # its gradients come from elsewhere than a backward pass
         if self.segments.current != "optimizer":
             self.segments.expect("optimizer")

@@ -6,7 +6,10 @@ import contextlib
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from pulsetrain.collectors.rank.auto.loader import watched_iter
 
 
 @pytest.mark.parametrize("part", ["begin_fetch", "end_fetch", "fail_fetch"])
@@ -43,3 +46,35 @@ def test_a_loader_that_raised_is_asked_again(auto, watched):
         with contextlib.suppress(OSError):
             next(iter(DataLoader(dataset)))
     assert auto.loop.waiting.fetched == 1
+
+
+class LookAhead(DataLoader):
+    """As accelerate's: knows of each batch whether it is the last one."""
+
+    def ahead(self):
+        batches = super().__iter__()
+        current = next(batches)
+        for batch in batches:
+            yield current
+            current = batch
+        yield current
+
+
+def test_a_batch_of_a_loader_that_looks_ahead_counts_when_the_script_gets_it(auto, watched, monkeypatch):
+    monkeypatch.setattr(LookAhead, "__iter__", watched_iter(LookAhead.ahead, auto))
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = LookAhead(TensorDataset(torch.zeros(5, 4)), batch_size=2)
+    for _ in range(2):
+        for (batch,) in loader:
+            model.train()
+            model(batch).sum().backward()
+            optimizer.step()
+        model.eval()
+        assert [len(batch) for (batch,) in loader] == [2, 2, 1]
+    auto.loop.finish()
+    spans, rows = watched.reader.drain()
+    assert rows["tokens"].tolist() == [2, 2, 1] * 2
+    epoch = [watched.reader.names[span["name"]] for span in spans][:13]
+    assert epoch == ["data", "forward", "backward", "optimizer"] * 3 + ["data"]
+    assert watched.errors == 0

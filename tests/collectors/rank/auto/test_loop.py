@@ -234,6 +234,16 @@ def test_gradient_accumulation_is_one_step_and_its_losses_add_up(watched, auto, 
     assert [names.count(name) for name in ("forward", "backward", "optimizer")] == [8, 8, 2]
 
 
+def test_a_step_with_fewer_backward_passes_than_the_one_before_has_no_further_forward(
+    watched, auto, model, optimizer
+):
+    for number, (tokens,) in enumerate(loader(1), 1):
+        loss_of(model, tokens).backward()
+        if number in (2, 4, 5):
+            optimizer.step()
+    assert phases(watched)[14:18] == ["data", "forward", "backward", "optimizer"]
+
+
 @pytest.mark.parametrize("gradient", [torch.ones(()), [torch.ones(())], torch.full((1,), 0.5)])
 def test_a_loss_may_be_given_a_gradient(watched, auto, model, optimizer, gradient):
     wanted = []
