@@ -197,6 +197,11 @@ class Checkpointer:
             self._last.wait_copied()
             self._peer_lag.wait(self._last)
 
+    def copy_at_once(self) -> None:
+        """Copy the state inside `save` from now on: no step waits for a copy any more. Never raises."""
+        self._blocking = True
+        self.wait()
+
     def restore(self, step: int | None = None) -> int | None:
         """Bring `state` back to `step`, by default the one that the agent names (PULSETRAIN_RESTORE_STEP).
 
@@ -447,9 +452,23 @@ def _close_hook(reference: weakref.ref[Checkpointer]) -> Callable[[], None]:
 
 
 def _wait_hook(reference: weakref.ref[Checkpointer]) -> Callable[..., None]:
-    """A hook before any optimizer's step. It keeps no checkpointer alive."""
+    """A hook before any optimizer's step. It keeps no checkpointer alive.
+
+    Compiled into a step it would wait for nothing, and break the graph. So where `torch.compile` traces one,
+    copies are complete when `save` returns, from then on.
+    """
+
+    def is_compiled() -> None:
+        checkpointer = reference()
+        if checkpointer is not None:
+            checkpointer.copy_at_once()
+
+    torch.compiler.assume_constant_result(is_compiled)  # so it is called by the trace, and not a part of it
 
     def before_step(*_: object) -> None:
+        if torch.compiler.is_compiling():
+            is_compiled()
+            return
         checkpointer = reference()
         if checkpointer is not None:
             checkpointer.wait()

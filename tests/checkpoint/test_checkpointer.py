@@ -486,6 +486,32 @@ def test_the_hook_does_not_keep_a_checkpointer_alive():
     assert gone() is None
 
 
+class Descent(torch.optim.Optimizer):
+    """An optimizer of a script's own, whose step is one graph."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(parameter.grad, alpha=-group["lr"])
+
+
+def test_a_step_that_is_compiled_as_a_whole_stays_one_graph_and_changes_no_copy(fd, monkeypatch):
+    monkeypatch.setattr("pulsetrain.checkpoint.checkpointer._COPY_AT_ONCE_BYTES", 0)
+    training = Training(fd)
+    optimizer = Descent(training.model.parameters())
+    torch._dynamo.reset()
+    compiled = torch.compile(optimizer.step, backend="eager", fullgraph=True)
+    for step in range(1, 4):
+        training.model(torch.ones(4, 8)).sum().backward()
+        compiled()
+        assert training.checkpointer.save(step).copied
+    torch._dynamo.reset()
+
+
 @pytest.mark.integration
 @pytest.mark.timeout(400)  # a minute alone, several beside other work
 def test_a_rank_killed_at_any_moment_costs_at_most_the_step_in_flight(fd):
