@@ -17,6 +17,7 @@ import torch
 from pulsetrain.collectors.rank.auto import untraced
 from pulsetrain.collectors.rank.auto.after import call_after
 from pulsetrain.collectors.rank.auto.context import Auto
+from pulsetrain.collectors.rank.auto.scaled_sums import ScaledSums
 from pulsetrain.collectors.rank.auto.wrapping import argument, wrap
 from pulsetrain.collectors.rank.numbers import Number, number
 
@@ -108,6 +109,7 @@ class Losses:
 
     def __init__(self) -> None:
         self._unscaled: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}  # by id of the scaled
+        self._sums = ScaledSums(MOST_SCALED)
         self._beginning: torch.Tensor | None = None
 
     def remember(self, scaled: object, unscaled: object) -> None:
@@ -126,6 +128,7 @@ class Losses:
             return
         if scaled is unscaled or unscaled.numel() != 1:
             return
+        self._sums.remember(scaled, unscaled)
         known, key = self._unscaled, id(scaled)
 
         def gone(reference: weakref.ref[torch.Tensor]) -> None:
@@ -164,11 +167,13 @@ class Losses:
             return None
         if isinstance(gradients, torch.Tensor) and gradients.numel() != 1:
             return None
+        root = tensors
         tensors = self._loss_behind(tensors) if self._beginning is None else self._beginning
         if tensors.is_meta or (tensors.is_cuda and torch.cuda.is_current_stream_capturing()):
             return None
         try:
-            return number(tensors.reshape(()))
+            behind = self._sums.unscaled(root) if tensors is root else None
+            return number(tensors.reshape(())) if behind is None else behind
         except (TypeError, ValueError, RuntimeError):  # no value on this rank, as of a partial DTensor
             return None
 

@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import threading
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -425,6 +426,48 @@ def test_the_scales_of_losses_that_are_scaled_before_either_goes_backward_are_un
         scaler.update()
         wanted.append(sum(loss.item() for loss in losses))
     assert [loss for _, _, loss in steps(watched, auto)] == pytest.approx(wanted, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("combined", "times"),
+    [
+        (lambda first, second: first + second, 2),
+        (lambda first, second: (first + second) / 4, 0.5),
+        (lambda first, _: first / 4, 0.25),
+        (lambda first, second: torch.stack([first, second]).mean(), 1),
+    ],
+)
+def test_the_scale_of_what_is_computed_of_scaled_losses_is_undone(
+    watched, auto, model, optimizer, combined, times
+):
+    scaler, wanted = torch.amp.GradScaler("cpu", init_scale=1024.0), []
+    for _ in range(3):
+        losses = [loss_of(model, TOKENS) for _ in range(2)]
+        combined(*[scaler.scale(loss) for loss in losses]).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        wanted.append(losses[0].item() * times)
+    assert [loss for _, _, loss in steps(watched, auto)] == pytest.approx(wanted, abs=1e-5)
+    assert watched.errors == 0
+
+
+def test_a_loss_that_has_nothing_of_a_scaled_one_is_the_scripts(auto):
+    losses = scales.Losses()
+    first, second = (torch.full((), value, requires_grad=True) for value in (2.0, 3.0))
+    losses.remember(first * 8, first)
+    assert losses.of(second * 5, None).value() == 15
+    assert losses.of(first * 0.0 + second * 5, None).value() == 15
+    losses.remember(zero := first * 0 * 8, first * 0)
+    assert losses.of(zero + second * 5, None).value() == 15, "of a loss of 0 nobody can tell the scale"
+
+
+def test_a_scaled_loss_keeps_nothing_large_alive(auto):
+    losses, each = scales.Losses(), torch.ones(10_000, requires_grad=True) * 2
+    alive = weakref.ref(each)
+    losses.remember(each[0] * 8, each[0])
+    del each
+    assert alive() is None
+    assert losses._sums._known == {}
 
 
 def test_a_loss_is_remembered_no_longer_than_what_was_scaled_and_of_no_more_than_some():
