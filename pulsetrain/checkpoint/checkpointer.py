@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import operator
 import os
 import time
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from threading import Thread, get_ident
+from threading import Lock, Thread, get_ident
 from typing import NamedTuple
 
 import structlog
@@ -27,7 +28,7 @@ from pulsetrain.checkpoint.early_changes import EarlyChanges, Watch
 from pulsetrain.checkpoint.memory.arena import ArenaWriter, SlotWriter, create_arena
 from pulsetrain.checkpoint.memory.header_page import NOWHERE, is_arena
 from pulsetrain.checkpoint.memory.layout import Layout, encode_values
-from pulsetrain.checkpoint.memory.slots import Header, edition_after, next_history
+from pulsetrain.checkpoint.memory.slots import Header, SlotInfo, edition_after, next_history
 from pulsetrain.checkpoint.peer_lag import PeerLag
 from pulsetrain.checkpoint.reshaped_restore import ask_for_parts, take_form
 from pulsetrain.checkpoint.resharding.mailbox import read_offer, refuse_offer
@@ -43,6 +44,7 @@ from pulsetrain.core.errors import CheckpointError, CorruptData, NotReshardable,
 log = structlog.get_logger(__name__)
 
 _COPY_AT_ONCE_BYTES = 8 << 20  # copied in less time than another thread needs to start
+_STEPS = range(1 << 63)
 DO_NOT_FIT = (CheckpointError, UsageError, ValueError, TypeError, LookupError, AssertionError)
 """What loaders of a script raise where a state of another world does not fit. A device's errors do not say
 that."""
@@ -103,7 +105,7 @@ class Checkpointer:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pulsetrain-checkpoint")
         self._last: SaveResult | None = None
         self._is_forked = False
-        self._saving_thread: int | None = None
+        self._saving, self._saving_threads = Lock(), set[int]()
         _living.add(self)
         self._hook = register_optimizer_step_pre_hook(_wait_hook(weakref.ref(self)))
         self._close_at_restart = _close_hook(weakref.ref(self))
@@ -114,9 +116,10 @@ class Checkpointer:
 
         Where the job is about to be moved, the agent asks for steps that `every` would skip. A save without
         enough memory, or without a free slot, is skipped: the result says why. So is one of a signal's
-        handler that interrupts another, and one in a process that the rank has forked. Raises
-        `CheckpointError` only for a state that cannot be saved at all, with the name of the entry. Where
-        somebody asks all ranks to stand still for a moment, they do so at the end of this call.
+        handler that interrupts another, one in a process that the rank has forked, and one of a `step` that
+        is no integer from 0 to 2**63 - 1. A save of another thread is waited for. Raises `CheckpointError`
+        only for a state that cannot be saved at all, with the name of the entry. Where somebody asks all
+        ranks to stand still for a moment, they do so at the end of this call.
         """
         result = self._save(step, durable=durable)
         handle = process_handle()
@@ -128,20 +131,30 @@ class Checkpointer:
     def _save(self, step: int, *, durable: bool) -> SaveResult:
         if self._is_forked:
             return SaveResult(step, skipped="this process is a copy of the rank, made by fork")
+        number = _as_step(step)
+        if number is None:
+            self._arena.skip(-1, why := f"step {step!r}: allowed: integers from 0 to 2**63 - 1")
+            return SaveResult(step, skipped=why)
         state = process_handle().state
         if state is not None and state.update_lost():
-            return self._skip(step, UNSAVED)
-        if self._saving_thread == get_ident():
-            return self._skip(step, "another save of this thread was interrupted by this one")
+            return self._skip(number, UNSAVED)
+        thread = get_ident()
+        if thread in self._saving_threads:
+            return self._skip(number, "another save of this thread was interrupted by this one")
+        started = time.perf_counter_ns()
+        self._saving_threads.add(thread)  # before it waits: a signal's handler must not wait for itself
+        try:
+            with self._saving:
+                return self._save_in_turn(number, durable=durable, started=started)
+        finally:
+            self._saving_threads.discard(thread)
+
+    def _save_in_turn(self, step: int, *, durable: bool, started: int) -> SaveResult:
+        """Save while no other thread does: two must not fill one slot."""
         self._edition, self._last_step = edition_after(self._edition, self._last_step, step), step
         if step % self._every and not durable and not self._arena.is_wanted(step):
             return SaveResult(step, skipped=f"not a multiple of every = {self._every}")
-        started = time.perf_counter_ns()
-        self._saving_thread = get_ident()
-        try:
-            return self._save_now(step, durable=durable, started=started)
-        finally:
-            self._saving_thread = None
+        return self._save_now(step, durable=durable, started=started)
 
     def _save_now(self, step: int, *, durable: bool, started: int) -> SaveResult:
         if self._last is not None:
@@ -206,32 +219,28 @@ class Checkpointer:
         """Bring `state` back to `step`, by default the one that the agent names (PULSETRAIN_RESTORE_STEP).
 
         Returns the step. Returns None where there is nothing to restore, and empties the arena. Later
-        checkpoints in the arena are forgotten. Raises `CheckpointError` where the checkpoint is missing or
-        does not fit the state, `CorruptData` where its bytes do not have its checksum. Random generators stay
-        as they are where another rank, or a world of another size, has saved the step.
+        checkpoints in the arena are forgotten. A process that the rank has forked changes nothing in the
+        arena. Raises `CheckpointError` where the checkpoint is missing or does not fit the state,
+        `CorruptData` where its bytes do not have its checksum. Random generators stay as they are where
+        another rank, or a world of another size, has saved the step.
         """
         wanted = self._identity.restore_step if step is None else step
         if self._last is not None:
             self._last.wait_finished()
         state = self._full_state()
+        if self._is_forked:
+            return self._restore_copy(wanted, state)
         if wanted < 0:
             self._arena.clear()
             self._preparer.start(state)
             return None
         taken = self._take_parts(wanted)
-        info = self._arena.find(self._identity.rank, wanted)
-        if info is None:
-            have = ", ".join(str(i.step) for i in self._arena.published()) or "none"
-            raise CheckpointError(
-                f"step {wanted} of rank {self._identity.rank} is not in the arena; it has: {have}"
-            )
+        info = self._saved(wanted)
         if not self._arena.verified(info) and not self._arena.verify(info):
             self._arena.invalidate(info)
             raise CorruptData(f"checkpoint of step {wanted}: its bytes do not have its checksum")
-        own = info.world == self._identity.world
-        saved = read_state(self._arena, info)
         try:
-            put_back(state if own else self.state, saved)
+            self._put_back(info, state)
         except DO_NOT_FIT as error:
             if not taken:
                 raise
@@ -242,6 +251,31 @@ class Checkpointer:
             self._edition, self._last_step = next_history(self._edition), None
         self._preparer.start(state)
         return wanted
+
+    def _restore_copy(self, step: int, state: Mapping[str, object]) -> int | None:
+        """Restore in a process that the rank has forked. What the rank has saved stays as it is."""
+        if step < 0:
+            return None
+        info = self._saved(step)
+        if not self._arena.verify(info):
+            raise CorruptData(f"checkpoint of step {step}: its bytes do not have its checksum")
+        self._put_back(info, state)
+        return step
+
+    def _saved(self, step: int) -> SlotInfo:
+        """What this rank has saved of the step. Raises `CheckpointError` where it is not in the arena."""
+        info = self._arena.find(self._identity.rank, step)
+        if info is None:
+            have = ", ".join(str(i.step) for i in self._arena.published()) or "none"
+            raise CheckpointError(
+                f"step {step} of rank {self._identity.rank} is not in the arena; it has: {have}"
+            )
+        return info
+
+    def _put_back(self, info: SlotInfo, state: Mapping[str, object]) -> None:
+        """Random generators of another rank, or of a world of another size, are left out."""
+        own = info.world == self._identity.world
+        put_back(state if own else self.state, read_state(self._arena, info))
 
     def _take_parts(self, step: int) -> bool:
         """Where ranks of another world have saved the step, ask the agent for this rank's part of it.
@@ -364,6 +398,15 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def _as_step(step: object) -> int | None:
+    """The step as an integer, also where it is that of another library. None: it cannot be one."""
+    try:
+        number = operator.index(step)  # type: ignore[arg-type]  # what it cannot take raises
+    except Exception:  # noqa: BLE001 - such as a tensor of several elements
+        return None
+    return number if number in _STEPS else None
 
 
 def _of_this_process(environ: Mapping[str, str]) -> Mapping[str, str]:

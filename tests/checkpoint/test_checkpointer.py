@@ -1,5 +1,6 @@
 """Save and restore of real training: bit-identical, also after SIGKILL, and honest about what was skipped."""
 
+import contextlib
 import gc
 import hashlib
 import multiprocessing
@@ -182,6 +183,60 @@ def test_a_forked_copy_of_the_rank_waits_for_no_copy_and_saves_nothing(fd, monke
     go.set()
     assert result.wait().step == 2
     assert ArenaReader(fd).newest.step == 2
+
+
+def test_a_forked_copy_of_the_rank_restores_and_leaves_the_ranks_checkpoints_as_they_are(fd):
+    training = Training(fd)
+    training.state["ema"].fill_(1)
+    training.checkpointer.save(1).wait()
+    training.state["ema"].fill_(2)
+    training.checkpointer.save(2).wait()
+    child = os.fork()
+    if child == 0:
+        restored = training.checkpointer.restore(1), training.state["ema"].tolist()
+        nothing = training.checkpointer.restore()
+        os._exit(7 if (restored, nothing) == ((1, [1.0, 1.0, 1.0]), None) else 8)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 7
+    assert [info.step for info in ArenaReader(fd).published()] == [2, 1]
+    training.checkpointer.close()
+
+
+def test_two_threads_save_one_after_the_other(fd):
+    both = threading.Barrier(2)
+
+    class Part:
+        def state_dict(self):
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(timeout=0.2)
+                at_once.append(True)
+            return {}
+
+        def load_state_dict(self, state):
+            pass
+
+    at_once = []
+    checkpointer = Checkpointer({"part": Part()}, environ={"PULSETRAIN_ARENA_FD": str(fd)})
+    threads = [threading.Thread(target=checkpointer.save, args=(step,)) for step in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not at_once
+    assert {info.step for info in ArenaReader(fd).published()} == {1, 2}
+    checkpointer.close()
+
+
+@pytest.mark.parametrize("step", [-3, 1 << 63, 5.0, "9", None, torch.ones(2)])
+def test_a_step_that_is_none_is_skipped_and_the_loop_goes_on(fd, step):
+    training = Training(fd)
+    result = training.checkpointer.save(step, durable=True)
+    assert not result
+    assert "allowed: integers from 0" in result.status
+    assert "allowed: integers from 0" in ArenaReader(fd).skip_reason
+    assert ArenaReader(fd).published() == []
+    assert training.checkpointer.save(torch.tensor(8)).wait().step == 8
+    training.checkpointer.close()
 
 
 def test_a_module_without_shapes_yet_can_begin_anew(fd):
