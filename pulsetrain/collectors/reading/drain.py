@@ -153,7 +153,7 @@ class Drain:
         if coordinates is not None and coordinates != self._topology_sent:
             self._topology_sent = coordinates
             batches.append(self._topology(coordinates, now_ns))
-        if page.saved is not None and page.saved != self._saved:
+        if page.saved is not None and _is_written_since(page.saved, self._saved):
             batches.append(self._write(page.saved, page.utc_offset_ns))
             self._saved = page.saved
         return batches
@@ -329,6 +329,11 @@ def _open_spans(page: StatusPage) -> list[_OpenSpan]:
                 )
             )
     return spans
+
+
+def _is_written_since(saved: CheckpointCell, before: CheckpointCell | None) -> bool:
+    """Whether it is another write. A file that only has another name now is the same one."""
+    return before is None or (saved.step, saved.end_ns) != (before.step, before.end_ns)
 
 
 def _own_checkpoint(cell: CheckpointCell | None, offset_ns: int) -> tuple[OwnCheckpoint, ...]:

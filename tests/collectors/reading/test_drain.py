@@ -6,6 +6,7 @@ import json
 import math
 import os
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -206,6 +207,16 @@ def test_the_scripts_own_checkpoint_is_a_row_and_more_files_of_it_are_another(wa
         assert row["ts"] == cell.end_ns + watched.offset
         assert watched.rows(watched.now, "checkpoints") == []
     assert (row["bytes"], row["duration_ns"]) == (200, 400)
+
+
+def test_a_checkpoint_that_was_renamed_is_one_row_and_has_its_new_name(watched):
+    cell = saved_cell(30, 100, 1500)
+    write_cell(watched.writer.memory, SAVED_AT, cell)
+    assert len(watched.rows(watched.now, "checkpoints")) == 1
+    write_cell(watched.writer.memory, SAVED_AT, replace(cell, path="/c/final.pt"))
+    assert watched.rows(watched.now, "checkpoints") == []
+    (own,) = watched.drain.status(1, "running", watched.now).saved
+    assert own.path == "/c/final.pt"
 
 
 def test_the_status_shows_what_the_script_saved_and_where_it_went_on(watched):
