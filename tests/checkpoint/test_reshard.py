@@ -95,6 +95,19 @@ def test_parameters_that_differ_between_ranks_are_not_taken_from_the_first(tmp_p
     assert torch.equal(model.weight, models[0].weight)
 
 
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"ema": {1: torch.ones(2), "1": torch.zeros(2)}},
+        {"a.b": torch.ones(2), "a": {"b": torch.zeros(2)}},
+    ],
+)
+def test_tensors_of_one_name_are_not_taken_for_each_other(tmp_path, state):
+    commit_states(tmp_path, {0: state})
+    with pytest.raises(CheckpointError, match="several tensors of one rank have this name"):
+        load_resharded(str(tmp_path), "j", state)
+
+
 class Order:
     """In which order a rank reads its samples."""
 

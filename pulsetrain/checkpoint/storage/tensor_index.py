@@ -71,6 +71,7 @@ class TensorIndex:
         self._cache: OrderedDict[str, bytes] = OrderedDict()
         self._cached_boxes, self._may_differ = cached_boxes, beginnings(may_differ)
         self._differing: dict[str, int] = {}  # by name, a rank that has saved other values than one before it
+        self._ambiguous: set[str] = set()  # names that one rank has given to several tensors
         self.bytes_read = self._bytes_given = 0
         self.report: Report = unseen
         self._wanted: dict[str, Segment] | None = None  # while reads are only planned
@@ -83,6 +84,7 @@ class TensorIndex:
             layout = self.layouts[rank][0]
             begin = payload_offset(table.layout_bytes, table.values_bytes)
             segments = {s.offset - begin: s for s in table.segments[1:]}
+            here: set[tuple[str, Shape, Shape]] = set()
             for entry in layout.entries:
                 start, size, whole = entry.box
                 if kinds.setdefault(entry.name, (entry.dtype, whole)) != (entry.dtype, whole):
@@ -98,6 +100,9 @@ class TensorIndex:
                 first = boxes_by_name.setdefault(entry.name, {}).setdefault((start, size), box)
                 if _hash(first) != _hash(box):
                     self._differing.setdefault(entry.name, rank)
+                    if (entry.name, start, size) in here:
+                        self._ambiguous.add(entry.name)
+                here.add((entry.name, start, size))
         self.tensors: Mapping[str, Stored] = {
             name: Stored(name=name, dtype=kinds[name][0], shape=kinds[name][1], boxes=tuple(boxes.values()))
             for name, boxes in boxes_by_name.items()
@@ -111,12 +116,17 @@ class TensorIndex:
     def read(self, name: str, start: Shape = (), size: Shape | None = None) -> bytes:
         """The raw elements of a part in row-major order, by default of the whole tensor.
 
-        Raises `CheckpointError` for an unknown name, a part that the shards do not cover, or one of which
-        ranks have saved different values.
+        Raises `CheckpointError` for an unknown name, one of several tensors of a rank, a part that the shards
+        do not cover, or one of which ranks have saved different values.
         """
         stored = self.tensors.get(name)
         if stored is None:
             raise CheckpointError(f"checkpoint of step {self.manifest.step} has no tensor {name}")
+        if name in self._ambiguous:
+            raise CheckpointError(
+                f"{name}: several tensors of one rank have this name and cannot be told apart, such as those "
+                "of the keys 1 and '1', or of 'a.b' beside 'b' in 'a'"
+            )
         if name in self._differing and not self._differs_rightly(name):
             raise CheckpointError(
                 f"{name}: rank {self._differing[name]} has saved other values of the same part than a rank "
