@@ -85,7 +85,18 @@ def print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str], em
     if not rows:
         click.echo(empty)
         return
-    cells = [[printable(row.get(column, "")) for column in columns] for row in rows]
+    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
     widths = [max(len(c) for c in column) for column in zip(columns, *cells, strict=True)]
     for line in (list(columns), *cells):
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _cell(value: object) -> str:
+    """A value for people: nothing where there is none, and lists without brackets.
+
+    >>> _cell(None), _cell(["rank 0", "rank 3"]), _cell(0)
+    ('', 'rank 0, rank 3', '0')
+    """
+    if value is None:
+        return ""
+    return printable(", ".join(map(str, value)) if isinstance(value, list | tuple) else value)

@@ -9,6 +9,7 @@ import click
 from pulsetrain.cli.numbers import Number
 from pulsetrain.cli.options import StoreOptions, json_option, store_options
 from pulsetrain.cli.root import print_json, pulsetrain
+from pulsetrain.core.errors import UsageError
 
 
 class OnRecord(TypedDict):
@@ -43,12 +44,15 @@ def standbys(machines: int | None, rate: float | None, store: StoreOptions, as_j
         record = _on_record(store)
         count = record["machines"] if machines is None else machines
         daily_rate = record["daily_rate"] if rate is None else rate
+    if not count:
+        raise UsageError("no machine is on record: give --machines N")
     needed = standbys_needed(count, daily_rate)
     if as_json:
         print_json({"machines": count, "daily_rate": daily_rate, "standbys": needed, "record": record})
         return
     noun = "standby" if needed == 1 else "standbys"
-    click.echo(f"{needed} {noun} for {count:,} machines: on 99 of 100 days no more of them fail.")
+    machine = "machine" if count == 1 else "machines"
+    click.echo(f"{needed} {noun} for {count:,} {machine}: on 99 of 100 days no more of them fail.")
     if record is not None and rate is None:
         click.echo(
             f"On record: {record['failures']} failures in {record['machine_days']:,.1f} machine days. "

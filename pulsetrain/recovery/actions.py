@@ -304,8 +304,19 @@ def _hopeless(job: JobState) -> str:
     if fault.exit_code == USAGE_EXIT and not elasticity.is_at_fault(job, fault):
         return fault.reason
     if restarts.used > job.max_restarts:
-        return f"{fault.reason}; {job.max_restarts} restarts are used up"
+        return f"{fault.reason}; {_used_up(job.max_restarts)}"
     return ""
+
+
+def _used_up(restarts: int) -> str:
+    """Why a job that had so many restarts gets no other one.
+
+    >>> _used_up(0), _used_up(1), _used_up(3)
+    ('no restart is allowed', 'its one restart is used up', '3 restarts are used up')
+    """
+    if restarts < 1:
+        return "no restart is allowed"
+    return "its one restart is used up" if restarts == 1 else f"{restarts} restarts are used up"
 
 
 def _stuck(job: JobState) -> str:

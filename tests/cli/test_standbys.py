@@ -1,5 +1,6 @@
 """How many standbys, from flags alone and from a record."""
 
+import contextlib
 import json
 import time
 
@@ -20,6 +21,15 @@ def test_a_rate_that_is_none_is_bad_usage(cli):
     done = cli("standbys", "--machines", 8, "--failures-per-node-day", 1.5)
     assert isinstance(done.exception, UsageError)
     assert "rate 1.5" in str(done.exception)
+
+
+@pytest.mark.integration
+def test_a_store_without_machines_asks_for_their_number(cli, tmp_path):
+    url = f"chdb://{tmp_path}/store"
+    with contextlib.closing(open_store(url)) as store:
+        store.migrate()
+    done = cli("standbys", "--store", url)
+    assert "no machine is on record: give --machines N" in str(done.exception)
 
 
 @pytest.mark.integration

@@ -160,6 +160,17 @@ def test_a_restart_that_cannot_help_is_not_tried(code, used, words):
     assert SelfCheck not in kinds(a)
 
 
+@pytest.mark.parametrize(
+    ("allowed", "words"), [(0, "no restart is allowed"), (1, "its one restart is used up")]
+)
+def test_the_reason_counts_restarts_as_a_person_would(allowed, words):
+    job = job_of(FakeNode("a"), FakeNode("b"))
+    crashed(job, 1)
+    job.max_restarts, job.restarts.used = allowed, allowed
+    assert do(Action.CHECK, job) is Event.EXHAUSTED
+    assert job.failure.endswith(f"; {words}")
+
+
 def test_a_job_that_completes_no_step_ends_unless_a_check_replaces_a_node():
     for healthy, standby, ends in ((True, "z", True), (False, "z", False), (True, "", True)):
         job = job_of(FakeNode("a"), FakeNode("b", ok=healthy), *map(FakeNode, standby))
