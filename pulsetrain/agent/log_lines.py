@@ -7,6 +7,7 @@ call stack. The lines themselves get the name of their rule.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -32,6 +33,8 @@ _BEFORE_THE_SAME = ("During handling of the above exception", "The above excepti
 _BEFORE_A_HARMLESS = ("Exception ignored in",)
 """How the line before a traceback begins that is of the same error, or that ends nothing."""
 _ERRORS = ("error", "critical")
+_PROFILER = re.compile(r"ERROR:\d{4}-\d\d-\d\d [\d:]+ \d+:\d+ \w+\.cpp:\d+\] ")
+"""How torch's profiler logs, as `gpuGetDeviceCount failed` on a machine without a GPU. No rank ends of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +140,7 @@ class FirstErrors:
         errors.before = line.message
         if errors.stack:
             return self._traceback(errors, line)
-        if errors.told or line.severity not in _ERRORS:
+        if errors.told or line.severity not in _ERRORS or _PROFILER.match(line.message):
             return []
         errors.told = True
         return [self._event(line, line.message, "", line.ts)]

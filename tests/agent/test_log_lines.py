@@ -149,6 +149,16 @@ def test_later_tracebacks_are_told_too_but_not_a_storm_of_them():
     assert found == [*(f"OSError: {i}" for i in range(8)), "KeyError: 'x'"]
 
 
+def test_what_the_profiler_logs_without_a_gpu_is_no_error_of_the_rank():
+    filled, spool = sink(())
+    logged = (
+        "ERROR:2026-11-29 08:21:00 25909:25909 DeviceProperties.cpp:56] gpuGetDeviceCount failed with code 35"
+    )
+    filled.append(lines(logged, "ERROR: disk is full", severity="error"))
+    (error,) = details(spool, "first_error")
+    assert error["message"]["message"] == "ERROR: disk is full"
+
+
 def test_ranks_are_told_apart_and_healthy_ranks_have_no_error():
     filled, spool = sink(())
     filled.append(lines(*TRACEBACK, rank=0, severity="error"))
