@@ -14,6 +14,7 @@ import click
 
 from pulsetrain.agent.hub_flags import DATA, HUB, TOKEN
 from pulsetrain.cli.names import job_names
+from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.client import HubAddress, HubClient, find_hub, leading
 
 if TYPE_CHECKING:
@@ -59,15 +60,18 @@ class StoreOptions(HubOptions):
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Store]:
-        """Open the store for queries and close it at the end."""
+        """Open the store for queries and close it at the end. Raises `UsageError` for one without records."""
         from pulsetrain.stream.store.clickhouse import open_store
 
         if self.store is None:
             address = self.address()
             opened = open_store(address.url, token=address.token, ca=address.ca)
         else:
+            _check_folder(self.store)
             opened = open_store(self.store, token=self.token)
         with contextlib.closing(opened):
+            if self.store is not None and not opened.has_records():
+                raise UsageError(f"store {opened.name}: it has no records; fill it with `pulsetrain import`")
             yield opened
 
     def sink(self) -> contextlib.AbstractContextManager[Sink]:
@@ -75,6 +79,13 @@ class StoreOptions(HubOptions):
         from pulsetrain.stream.store.parquet import open_sink
 
         return open_sink(self.address() if self.store is None else self.store, token=self.token)
+
+
+def _check_folder(store: str) -> None:
+    """Raise `UsageError` where `store` is a folder that is not there. To open it would make it."""
+    scheme, _, folder = store.partition("://")
+    if scheme == "chdb" and folder.startswith("/") and not Path(folder).is_dir():
+        raise UsageError(f"store {store!r}: there is no such folder")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -130,3 +130,22 @@ def test_the_options_of_the_hub_have_the_same_help_everywhere(command):
     helps = {p.name: p.help for p in command.params if p.name in ("hub", "token", "data")}
     expected = {p.name: p.help for p in pulsetrain.commands["status"].params}
     assert helps == {name: expected[name] for name in helps}
+
+
+def test_a_store_that_is_not_there_is_named_and_not_made(tmp_path):
+    with (
+        pytest.raises(UsageError, match="there is no such folder"),
+        StoreOptions(store=f"chdb://{tmp_path}/typo").open(),
+    ):
+        pass
+    assert not (tmp_path / "typo").exists()
+
+
+@pytest.mark.integration
+def test_a_store_without_records_says_so(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with (
+        pytest.raises(UsageError, match="it has no records"),
+        StoreOptions(store=f"chdb://{tmp_path}/empty").open(),
+    ):
+        pass

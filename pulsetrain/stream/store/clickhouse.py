@@ -132,6 +132,10 @@ class Store:
             self.command(ddl.create_rollup_feed(self.engine))
         self._tune()
 
+    def has_records(self) -> bool:
+        """Whether `migrate` was ever here."""
+        return any(table in RECORDS for table, _ in self._columns())
+
     def _tune(self) -> None:
         """Give tables the settings that they lack and that this engine knows."""
         known = set(storage.table_settings(self)["name"].to_pylist())
