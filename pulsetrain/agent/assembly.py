@@ -91,7 +91,7 @@ def assemble(setup: AgentSetup, zygotes: ZygoteHolder) -> Iterator[Agent]:
         stack.callback(inspector.stop)
         lines = LogLineSink(TeeSink(spool, checkpoints), log_rules(config), identity.nproc_per_node)
         recorder = _recorder(setup, lines, checkpoints, hardware, inspector, lambda: agent.node.ranks)
-        images = ProcessImages(setup.folder, allowed=config.images)
+        images = ProcessImages(setup.folder, allowed=config.images, squashes=config.squash)
         images.tidy()
         ranks = partial(
             Ranks,

@@ -63,7 +63,7 @@ class AgentConfig:
     """TOML file with the site's rules for log lines, tried on each line as it is read. None by default."""
     images: str = "never"
     """Whether a pre-emption dumps the ranks' processes, where the host can and nothing else saves each step:
-    auto or never. Experimental. An image rests in the node's data folder."""
+    auto or never. Not together with `squash`. Experimental. An image rests in the node's data folder."""
     ca_certificate: str = ""
     """CA by which the agent checks a hub whose address begins with https://. Empty: PULSETRAIN_CA, else
     those that the system knows."""

@@ -40,6 +40,8 @@ DUMP_TIMEOUT_S = 600.0  # for one process. To end CRIU in the middle may leave t
 RESTORE_TIMEOUT_S = 60.0  # or as long as all processes would take one by one, at the pace of the dump
 STOP_TIMEOUT_S = 5.0
 LOOK_S = 0.02
+SQUASHES = "squash = true in its configuration, and CRIU cannot dump the memory for that"
+"""It is as large as all buffers that ranks may ever need: tens of TB, without pages. CRIU notes each."""
 MANIFEST = "manifest.json"
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 DUMP = ("--tcp-established", "--file-locks", "--link-remap", "--network-lock", "skip", "--leave-stopped")
@@ -91,24 +93,28 @@ class Manifest:
 
 
 class ProcessImages:
-    """The images of a node's ranks, one at a time. `folder` is the node's own."""
+    """The images of a node's ranks, one at a time, in its `folder`. `squashes`: its ranks may squash."""
 
     def __init__(
         self,
         folder: Path,
         *,
         allowed: str = "auto",
+        squashes: bool = False,
         run: Run | None = None,
         gpu_memory: Callable[[], Mapping[int, int]] = memory_by_pid,
     ) -> None:
         self._folder, self._allowed, self._run = folder / "images", allowed, run or _run
+        self._squashes = squashes
         self._gpu_memory = gpu_memory
         self._blocks = ImageBlocks(folder / "image-blocks")
 
     @functools.cached_property
     def lacks(self) -> str:
         """What the host lacks, "" where it can. It is asked once."""
-        return process_dump.lacks() if self._allowed == "auto" else 'images = "never" in its configuration'
+        if self._allowed != "auto":
+            return 'images = "never" in its configuration'
+        return SQUASHES if self._squashes else process_dump.lacks()
 
     @property
     def possible(self) -> bool:

@@ -170,6 +170,13 @@ def test_who_does_not_want_images_gets_none(tmp_path, sleeper):
         dump(images(tmp_path, allowed="never"), sleeper)
 
 
+def test_ranks_that_may_squash_are_not_dumped(tmp_path, sleeper):
+    made = ProcessImages(tmp_path, squashes=True, run=lambda *_: pytest.fail("it was begun"))
+    with pytest.raises(Unavailable, match="squash = true in its configuration"):
+        dump(made, sleeper)
+    assert not made.possible
+
+
 def test_pages_of_ranks_that_are_the_same_are_kept_once_and_the_next_image_adds_nothing(tmp_path, sleeper):
     made = images(tmp_path)
     first = dump(made, sleeper, ("rank_0", "rank_1", "store"))
