@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 
 FEW = 1
-"""Batches in a row from one loader, before the first step, that may be trained on with those of another."""
+"""Batches in a row of a loader that has not fed the training, which may be trained on with another one's."""
 
 
 class Feeds:
@@ -20,8 +20,7 @@ class Feeds:
         self._evaluated: weakref.ref[object] | None = None  # the last one in the evaluation that is on
         self._training: weakref.WeakSet[object] = weakref.WeakSet()  # samplers
         self._source: weakref.ref[object] | None = None  # of the batch that was fetched last
-        self._in_a_row = 0
-        self._has_trained = False
+        self._in_a_row = 0  # since the last backward pass
 
     def begin_evaluation(self) -> None:
         """The model is put into evaluation mode, again perhaps."""
@@ -46,18 +45,18 @@ class Feeds:
         """A batch that is no part of a known evaluation is fetched.
 
         Return whether those before it were an evaluation nevertheless: a script may begin with one, before it
-        is known what is trained.
+        is known what is trained, or evaluate an average of the weights.
         """
-        now = source(iterator)
-        changes = self._source is not None and self._source() is not now
-        was_evaluation = changes and not self._has_trained and self._in_a_row > FEW
+        now, last = source(iterator), self._source and self._source()
+        changes = self._source is not None and last is not now
+        was_evaluation = changes and self._in_a_row > FEW and last not in self._training
         self._in_a_row = 1 if changes else self._in_a_row + 1
         self._last, self._source = weakref.ref(iterator), weakref.ref(now)
         return was_evaluation
 
     def trained(self) -> None:
         """A backward pass begins: the batch before it was to train on."""
-        self._has_trained = True
+        self._in_a_row = 0
         if self._last is not None:
             iterator, self._last = self._last(), None
             if iterator is not None:
