@@ -24,8 +24,8 @@ def install(auto: Auto) -> None:
 
 def watched_train(original: Callable[..., Any], auto: Auto) -> Callable[..., Any]:
     """Return `original`. The outermost call on the trained model begins or ends an evaluation."""
-    is_trained = _Trained(auto)
-    busy = False  # torch calls the children's `train` in turn
+    is_trained, handle = _Trained(auto), auto.handle
+    busy = False  # the main thread is in here: torch calls the children's `train` in turn
 
     @untraced.hook
     def changed(module: nn.Module) -> None:
@@ -42,7 +42,7 @@ def watched_train(original: Callable[..., Any], auto: Auto) -> Callable[..., Any
     @untraced.wrapper
     def train(self: nn.Module, mode: bool = True) -> nn.Module:
         nonlocal busy
-        if torch.compiler.is_compiling() or busy or not auto.loop.trained:
+        if torch.compiler.is_compiling() or busy or not auto.loop.trained or not handle.on_main_thread:
             return original(self, mode)  # type: ignore[no-any-return]
         busy = True
         try:

@@ -760,6 +760,25 @@ def train_a_shard(model, forward=Hiding.apply):
         yield
 
 
+def test_an_evaluation_is_seen_beside_another_threads(watched, auto, model, optimizer):
+    class Slow(nn.Module):
+        def train(self, mode=True):
+            entered.set()
+            assert left.wait(20)
+            return super().train(mode)
+
+    entered, left = threading.Event(), threading.Event()
+    loss_of(model, TOKENS).backward()
+    optimizer.step()
+    thread = threading.Thread(target=nn.Sequential(Slow()).eval)
+    thread.start()
+    assert entered.wait(20)
+    model.eval()
+    assert auto.segments.current == "evaluation"
+    left.set()
+    thread.join()
+
+
 def test_evaluation_is_seen_where_the_optimizer_trains_a_shard(watched, auto, model):
     seen = []
     for _ in train_a_shard(model):
@@ -911,6 +930,18 @@ def test_an_evaluation_before_the_first_step_has_no_tokens_of_it(watched, auto, 
         loss_of(model.train(), tokens).backward()
         optimizer.step()
     assert [tokens for _, tokens, _ in steps(watched, auto)] == [16] * 4
+
+
+def test_an_evaluation_of_averaged_weights_has_no_tokens_of_a_step(watched, auto, model, optimizer):
+    average = torch.optim.swa_utils.AveragedModel(model)
+    batches = loader()
+    for _ in range(3):
+        for (tokens,) in batches:
+            loss_of(model, tokens).backward()
+            optimizer.step()
+            average.update_parameters(model)
+        evaluate(average, loader(batch=4))
+    assert [tokens for _, tokens, _ in steps(watched, auto)] == [16] * 12
 
 
 def test_batches_of_two_loaders_that_are_trained_on_together_both_count(watched, auto, model, optimizer):
