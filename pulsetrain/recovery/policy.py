@@ -75,7 +75,8 @@ class Policy:
     stepless_s: float = 30.0
     """Ranks that work for this long without a step count as running: their script reports no steps.
 
-    So do those that work beside ranks that step, as actors beside a learner."""
+    So do those that work beside ranks that step, as actors beside a learner. A script that reported steps
+    before a fault is given ten minutes to report the next one."""
     hang_patience_s: float = 45.0
     """How long a rank at fault must do nothing at all before the job is restarted.
 

@@ -505,7 +505,8 @@ class JobState:
     def works_without_steps(self) -> bool:
         """Whether all ranks have worked for a while, and those that have completed no step name none.
 
-        Either the script names none at all, or only some ranks step, as a learner beside its actors.
+        Either the script names none at all, or only some ranks step, as a learner beside its actors. Where it
+        named steps before the fault, it will again: it may import, load and compile for minutes before.
         """
         attempt, now_ns = self.attempt, self.now_ns()
         if self.phase is not Phase.RUNNING or attempt.first_step_done or not attempt.launched:
@@ -518,6 +519,9 @@ class JobState:
             if now_ns - attempt.stepping_ns < OTHERS_NS:
                 return False
             return all(self._has_stepped(r) or _is_busy(r) for r in ranks)
+        names_steps = self.recovery is not None and self.recovery.from_step >= 0
+        if names_steps and now_ns - attempt.started_ns < WORKED_NS:
+            return False
         return all(r.last_step < 0 and _is_busy(r) for r in ranks)
 
     def adopted_under_way(self) -> bool:

@@ -10,6 +10,7 @@ from pulsetrain.protocol.messages import FirstStep, Start, Stop
 from pulsetrain.recovery import faults
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.state import WORKED_NS
 from pulsetrain.recovery.transitions import Phase
 from tests.recovery.fakes import Fleet
 
@@ -321,6 +322,46 @@ async def fails_without_a_step(**agent):
     await fails_and_steps(fleet)
     assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 1)
     return fleet
+
+
+async def loads(fleet, seconds):
+    """All ranks work, and none has done a step."""
+    for _ in range(seconds):
+        for agent in fleet.agents.values():
+            agent.worked += 1
+            agent.send_heartbeat()
+        await fleet.settle(1.0)
+
+
+@pytest.mark.parametrize(("read", "phase"), [({}, Phase.FAILED), ({"resumed_step": 9}, Phase.RUNNING)])
+def test_a_restart_that_loads_for_minutes_before_its_first_step_is_told_by_that_step(read, phase):
+    async def scenario():
+        fleet = await fails_without_a_step()
+        await loads(fleet, 60)
+        assert not fleet.controller.jobs["j"]._state.attempt.first_step_done
+        for agent in fleet.agents.values():
+            agent.stepless = False
+        first_steps(fleet, **read)
+        await goes_on(fleet, 3)
+        detail = fleet.journal.last("recovery")["detail"]
+        assert detail["resumed_by"] == ("script" if read else "nothing")
+        assert fleet.job.phase is phase
+
+    run(scenario)
+
+
+def test_a_script_that_names_no_steps_any_more_is_under_way_in_the_end():
+    async def scenario():
+        fleet = await fails_without_a_step()
+        await loads(fleet, 40)
+        state = fleet.controller.jobs["j"]._state
+        assert not state.attempt.first_step_done
+        state.attempt.started_ns -= WORKED_NS  # so much later
+        await loads(fleet, 1)
+        assert state.attempt.first_step_done
+        assert fleet.job.phase is Phase.RUNNING
+
+    run(scenario)
 
 
 @pytest.mark.parametrize(
