@@ -23,6 +23,7 @@ PARTS = (
     f"{_FOLDER}.loader",
     f"{_FOLDER}.evaluation",
     f"{_FOLDER}.schedules",
+    f"{_FOLDER}.rehearsals",
     f"{_FOLDER}.mesh",
     f"{_FOLDER}.frameworks",
     f"{_FOLDER}.saves",

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from pulsetrain.collectors.rank.auto.context import Auto
-
-T = TypeVar("T")
+from pulsetrain.collectors.rank.auto.rehearsals import unheard
 
 REHEARSALS = ("_forward_metadata_inference", "_backward_metadata_inference")
 """Methods of a stage in which its module and its loss run on tensors of no meaning."""
@@ -36,20 +35,6 @@ def install(auto: Auto) -> None:
     for method in REHEARSALS:
         if hasattr(PipelineStage, method):  # they are torch's own, and may get other names
             setattr(PipelineStage, method, unheard(getattr(PipelineStage, method), auto))
-
-
-def unheard(original: Callable[..., T], auto: Auto) -> Callable[..., T]:
-    """Return `original`, in which no backward pass counts."""
-
-    @functools.wraps(original)
-    def rehearse(*args: object, **kwargs: object) -> T:
-        auto.loop.rehearses = True
-        try:
-            return original(*args, **kwargs)
-        finally:
-            auto.loop.rehearses = False
-
-    return rehearse
 
 
 def watched_scaling(original: Callable[..., None], auto: Auto) -> Callable[..., None]:

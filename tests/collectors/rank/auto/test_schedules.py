@@ -54,25 +54,6 @@ def test_a_loss_is_divided_once_on_a_rank_with_several_stages(scaled, watched):
     assert train(scaled, watched, *stages, factor=2) == (3.0, [3.0])
 
 
-def test_what_a_stage_runs_to_learn_shapes_is_no_training(auto, watched):
-    """A loss may go backward in pieces. A schedule looks at it first with tensors of no meaning."""
-    model = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-
-    def backward(value):
-        model(torch.tensor([[value]])).sum().backward()
-
-    schedules.unheard(backward, auto)(float("nan"))
-    with pytest.raises(RuntimeError):
-        schedules.unheard(torch.Tensor.backward, auto)(torch.zeros(1))
-    optimizer.zero_grad()
-    backward(2.0)
-    optimizer.step()
-    auto.loop.finish()
-    wanted = model(torch.tensor([[2.0]])).item()
-    assert [float(step["loss"]) for step in watched.reader.drain()[1]] == [pytest.approx(wanted)]
-
-
 def test_torchs_stages_learn_shapes_unheard(auto, monkeypatch):
     for owner, names in ((PipelineStage, schedules.REHEARSALS), (_PipelineStageBase, ("scale_grads",))):
         for name in names:
