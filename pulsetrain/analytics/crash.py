@@ -145,7 +145,7 @@ def _crash(attempt: Attempt, candidates: Sequence[RankExit], failed: Sequence[Ra
     first = causes[0]
     near = [e for e in causes if e.ts_ns - first.ts_ns <= _TOGETHER_NS]
     subject_type, subject, culprits = _subject(attempt, first, near)
-    line = last_error(first.last_lines)
+    line = last_error(first.last_lines, first.code)
     where = f" on {first.node}" if first.node and subject_type == "rank" else ""
     who = f"{subject_type.capitalize()} {subject}{where} ended first"
     if subject_type == "job":
@@ -232,7 +232,7 @@ def _subject(
 
 
 def _error_type(exit_: RankExit) -> str:
-    return last_error(exit_.last_lines).split(":", 1)[0]
+    return last_error(exit_.last_lines, exit_.code).split(":", 1)[0]
 
 
 def _confidence(highest: int, near: Sequence[RankExit], culprits: Sequence[RankExit]) -> float:

@@ -30,8 +30,11 @@ def exit_text(code: int) -> str:
         return f"signal {-code}"
 
 
-def last_error(lines: Sequence[str]) -> str:
+def last_error(lines: Sequence[str], code: int = 1) -> str:
     """Return the last line that looks like an exception, else the last line that is not empty.
+
+    `code` is the exit code. A process that is killed says nothing of it. So no other line than an exception
+    is told then: it may be a progress bar.
 
     Frameworks print hints behind a traceback. They say less than the exception. After a fatal signal the
     lines end with a dump of all threads: its first line is told with where the process was, or the C++
@@ -42,6 +45,8 @@ def last_error(lines: Sequence[str]) -> str:
     >>> last_error(["Fatal Python error: Aborted", "Current thread 0x7f (most recent call first):",
     ...             '  File "/jobs/train.py", line 5 in save', "Extension modules: torch._C (total: 1)"])
     'Fatal Python error: Aborted (train.py:5 in save)'
+    >>> last_error(["Epoch 3: 90%"], -9), last_error(["Epoch 3: 90%"], 1)
+    ('', 'Epoch 3: 90%')
     """
     filled = [line.strip() for line in lines if line.strip()]
     fatal = max((i for i, line in enumerate(filled) if _FATAL.match(line)), default=None)
@@ -49,7 +54,9 @@ def last_error(lines: Sequence[str]) -> str:
         thrown = [found[1] for line in filled[:fatal] if (found := _THROWN.match(line))]
         told = thrown[-1:] or [filled[fatal] + _place(filled[fatal + 1 :])]
     else:
-        told = _exceptions(filled) or [line for line in filled if not _OF_A_DUMP.match(line)] or filled
+        told = _exceptions(filled)
+        if not told and code != -signal.SIGKILL:
+            told = [line for line in filled if not _OF_A_DUMP.match(line)] or filled
     return (told or [""])[-1][:_LONGEST]
 
 

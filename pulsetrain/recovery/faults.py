@@ -56,7 +56,7 @@ def rank_of(observation: Observation) -> int:
 
 def rank_failed(exit_: RankExit, now_ns: int) -> Fault:
     """A rank ended by itself, with an exit code that is not 0."""
-    last = last_error(exit_.last_lines)
+    last = last_error(exit_.last_lines, exit_.code)
     what = f"signal {-exit_.code}" if exit_.code < 0 else f"exit code {exit_.code}"
     return Fault(
         event=Event.RANK_FAILED,

@@ -48,3 +48,9 @@ def test_a_cut_dump_of_threads_does_not_stand_for_the_error():
 def test_an_exception_after_a_dump_is_the_newer_error():
     lines = ["Fatal Python error: Aborted", "ValueError: the second start failed"]
     assert last_error(lines) == "ValueError: the second start failed"
+
+
+def test_what_a_killed_process_said_last_is_no_reason_unless_it_is_an_exception():
+    assert last_error(["Learning rate set to 6.3e-05"], -9) == ""
+    assert last_error(["MemoryError: 3 GiB", "see the docs"], -9) == "MemoryError: 3 GiB"
+    assert last_error(["double free or corruption (!prev)"], -6) == "double free or corruption (!prev)"
