@@ -180,17 +180,34 @@ class Committer:
     def remove_old(self, committed: int, *, keep_last: int, keep_every: int) -> None:
         """Remove the steps that neither `keep_last` nor `keep_every` keeps. That is an event.
 
-        The step that was just `committed` stays.
+        The step that was just `committed` stays. What storage refuses is another event.
         """
-        with self._changing:
-            with self._lock:
-                in_use = set(self._in_use)
-            removed = self._checkpoints.retain(
-                last=keep_last, every=keep_every, spare=committed, in_use=in_use, replaced=self._replaced
-            )
+        refused: dict[int, str] = {}
+        try:
+            removed = self._removed(committed, keep_last, keep_every, refused)
+        except Exception as error:  # noqa: BLE001 - whatever a storage backend raises is an event
+            self._events.event("storage_unreadable", {"error": str(error)})
+            return
         self._forget(m for m in self._newest if m.step in removed)
         if removed:
             self._events.event("checkpoints_removed", {"steps": removed})
+        if refused:
+            detail = {"steps": list(refused), "error": next(iter(refused.values()))}
+            self._events.event("checkpoints_not_removed", detail)
+
+    def _removed(self, committed: int, keep_last: int, keep_every: int, refused: dict[int, str]) -> list[int]:
+        """See `remove_old`. `refused` gets the steps that stay, each with the reason."""
+        with self._changing:
+            with self._lock:
+                in_use = set(self._in_use)
+            return self._checkpoints.retain(
+                last=keep_last,
+                every=keep_every,
+                spare=committed,
+                in_use=in_use,
+                replaced=self._replaced,
+                refused=lambda step, error: refused.update({step: str(error)}),
+            )
 
     def give_up(self, info: SlotInfo) -> None:
         """A step was not committed and will not be. Remove its files, or the disk fills with such steps.

@@ -259,6 +259,10 @@ def step_of(folder: str) -> int | None:
     return int(digits) if digits != folder and digits.isdigit() else None
 
 
+def _raise(_: int, error: Exception) -> None:
+    raise error
+
+
 class Checkpoints:
     """The committed checkpoints of one job in a storage.
 
@@ -407,6 +411,7 @@ class Checkpoints:
         spare: int = -1,
         in_use: Collection[Save] = (),
         replaced: Iterable[Manifest] = (),
+        refused: Callable[[int, Exception], None] = _raise,
     ) -> list[int]:
         """Remove steps that neither `last` nor `every` keeps, and return them. The step `spare` stays.
 
@@ -418,6 +423,8 @@ class Checkpoints:
 
         From steps that stay, files go that this run wrote for them before it saved them again. Those of saves
         `in_use` stay, and packs that `replaced` manifests needed: a save on its way may refer to them.
+
+        A step that cannot be removed is given to `refused` with the error, and the others are removed.
         """
         committed = self.committed()
         foreign = [m for m in committed if self.is_foreign(m)]
@@ -436,13 +443,12 @@ class Checkpoints:
         read = {m.step for m in committed}
         old = [s for s in self.steps() if s < manifests[0].step and s not in kept_steps]
         gone = [s for s in old if s in read or not self._has_manifest(s)]
-        for step in gone:
-            self._remove(step, needed)
+        removed = [step for step in gone if self._is_removed(step, needed, refused)]
         needed |= {f for m in replaced for f in m.files}
         for i, manifest in enumerate(manifests):  # not all: each is a call to storage
             if manifest.step in kept_steps and (i < last + REPLACED or manifest.step == spare):
                 self._remove_superseded(manifest, needed, in_use)
-        return gone
+        return removed
 
     def _remove_superseded(
         self, manifest: Manifest, needed: Collection[str], in_use: Collection[Save]
@@ -502,6 +508,17 @@ class Checkpoints:
 
     def _has_manifest(self, step: int) -> bool:
         return MANIFEST in self.storage.list(self.path(folder_of(step)))
+
+    def _is_removed(
+        self, step: int, needed: Collection[str], refused: Callable[[int, Exception], None]
+    ) -> bool:
+        """Remove a step. False where storage has refused that."""
+        try:
+            self._remove(step, needed)
+        except Exception as error:  # noqa: BLE001 - whatever a storage backend raises
+            refused(step, error)
+            return False
+        return True
 
     def _remove(self, step: int, needed: Iterable[str]) -> None:
         folder = folder_of(step)

@@ -30,6 +30,29 @@ def test_retention_keeps_the_last_and_every_kth(cluster, tmp_path):
         assert checkpoints.verify(manifest) == []  # packs of removed steps that are still needed are there
 
 
+def test_a_step_that_cannot_be_removed_is_an_event_and_the_others_go(cluster, tmp_path, monkeypatch):
+    c = cluster(1, storage=str(tmp_path), persist_every=10, keep_last=2)
+    storage = c.services["n0"]._checkpoints.storage
+    remove = storage.remove
+
+    def of_another_user(path):
+        if "step-000000000010" in path:
+            raise PermissionError(13, "Permission denied", path)
+        remove(path)
+
+    monkeypatch.setattr(storage, "remove", of_another_user)
+    for step in (10, 20, 30, 40):
+        c.save(step)
+        wait_until(lambda step=step: c.holds("n0", 0, step, "storage"))
+    events = []
+    wait_until(lambda: c.services["n0"]._checkpoints.steps() == [10, 30, 40])
+    wait_until(lambda: events.extend(c.events("n0")) or ("checkpoints_removed", {"steps": [20]}) in events)
+    refused = dict(events)["checkpoints_not_removed"]
+    assert refused["steps"] == [10]
+    assert "Permission denied" in refused["error"]
+    assert "persist_failed" not in dict(events)  # all are committed
+
+
 def test_a_save_that_is_late_does_not_replace_a_later_one_of_its_step(tmp_path):
     checkpoints = Checkpoints(open_storage(str(tmp_path)), "j")
     poller, events = Poller(0.01, Event()), CheckpointEvents(Origin(job="j", node="n0"))
