@@ -12,6 +12,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import time
 import uuid
 import warnings
@@ -67,7 +68,7 @@ from pulsetrain.checkpoint.storage.manifest import (
     folder_of,
 )
 from pulsetrain.checkpoint.storage.tensor_index import TensorIndex
-from pulsetrain.core.errors import CheckpointError
+from pulsetrain.core.errors import CheckpointError, UsageError
 from pulsetrain.core.json import JsonObject
 
 Metadatum: TypeAlias = TensorStorageMetadata | BytesStorageMetadata
@@ -85,15 +86,18 @@ class PulsetrainWriter(StorageWriter):
     """
 
     def __init__(self, storage: str, job: str, step: int) -> None:
+        """Raises `UsageError` for a `step` below 0."""
         super().__init__()
         self._checkpoints = Checkpoints(open_storage(storage), job)
+        if step < 0:
+            raise UsageError(f"step {step}: allowed: 0 or more")
         self._step = step
         self._rank = 0
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """`checkpoint_id` of a number is the step."""
+        """`checkpoint_id` says the step, see `validate_checkpoint_id`. Raises `UsageError` otherwise."""
         if checkpoint_id is not None:
-            self._step = int(Path(checkpoint_id).name)
+            self._step = _step_of_id(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: object, **kwargs: object) -> None:
         """Newer versions of DCP name this rank in `kwargs`. The process group knows it in all versions."""
@@ -200,8 +204,8 @@ class PulsetrainWriter(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """A path whose last part is the step's number."""
-        return Path(checkpoint_id).name.isdigit()
+        """A path whose last part is the step's number, with or without `step-` before it."""
+        return _is_step_id(checkpoint_id)
 
     def _put_json(self, name: str, value: JsonObject) -> None:
         path = self._checkpoints.path(f"{folder_of(self._step)}/{name}")
@@ -229,8 +233,9 @@ class PulsetrainReader(StorageReader):
         return self._index.bytes_read if self._index else 0
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """As that of `PulsetrainWriter`."""
         if checkpoint_id is not None:
-            self._step = int(Path(checkpoint_id).name)
+            self._step = _step_of_id(checkpoint_id)
         self._index = None
 
     def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
@@ -288,7 +293,7 @@ class PulsetrainReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return Path(checkpoint_id).name.isdigit()
+        return _is_step_id(checkpoint_id)
 
     @property
     def index(self) -> TensorIndex:
@@ -333,6 +338,19 @@ def export_dcp(
         warnings.simplefilter("ignore", UserWarning)  # DCP warns that there is only one process
         dcp_save(state, storage_writer=FileSystemWriter(folder), no_dist=True)
     return reader.index.manifest.step
+
+
+def _is_step_id(checkpoint_id: str | os.PathLike[str]) -> bool:
+    return re.fullmatch(r"(?:step-)?[0-9]+", Path(checkpoint_id).name) is not None
+
+
+def _step_of_id(checkpoint_id: str | os.PathLike[str]) -> int:
+    """The step that the last part of a path says. Raises `UsageError` where it says none."""
+    if not _is_step_id(checkpoint_id):
+        raise UsageError(
+            f"checkpoint {checkpoint_id}: allowed: a path that ends in 12 or step-12, for step 12"
+        )
+    return int(Path(checkpoint_id).name.removeprefix("step-"))
 
 
 def _content(item: WriteItem, planner: SavePlanner) -> memoryview:

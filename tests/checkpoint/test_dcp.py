@@ -9,7 +9,7 @@ import torch
 from pulsetrain.checkpoint.memory.slots import next_history
 from pulsetrain.checkpoint.storage.backend import open_storage
 from pulsetrain.checkpoint.storage.manifest import Checkpoints
-from pulsetrain.core.errors import CheckpointError
+from pulsetrain.core.errors import CheckpointError, UsageError
 from tests.checkpoint.stored import commit_arrays
 
 
@@ -41,6 +41,30 @@ class TestDcp:
         blank = self.blank(state)
         dcp.load(blank, storage_reader=PulsetrainReader(str(tmp_path), "j"), no_dist=True)
         self.same(blank, state)
+
+    @pytest.mark.parametrize("checkpoint_id", ["/checkpoints/9", "/checkpoints/step-9"])
+    def test_the_checkpoint_id_says_the_step(self, tmp_path, checkpoint_id):
+        import torch.distributed.checkpoint as dcp
+
+        from pulsetrain.checkpoint.dcp import PulsetrainReader, PulsetrainWriter
+
+        state = self.state()
+        writer = PulsetrainWriter(str(tmp_path), "j", 0)
+        dcp.save(state, checkpoint_id=checkpoint_id, storage_writer=writer, no_dist=True)
+        assert Checkpoints(open_storage(str(tmp_path)), "j").steps() == [9]
+        blank = self.blank(state)
+        reader = PulsetrainReader(str(tmp_path), "j")
+        dcp.load(blank, checkpoint_id=checkpoint_id, storage_reader=reader, no_dist=True)
+        self.same(blank, state)
+
+    def test_a_step_that_is_none_is_named(self, tmp_path):
+        from pulsetrain.checkpoint.dcp import PulsetrainReader, PulsetrainWriter
+
+        with pytest.raises(UsageError, match="step -1: allowed: 0 or more"):
+            PulsetrainWriter(str(tmp_path), "j", -1)
+        for one in (PulsetrainWriter(str(tmp_path), "j", 0), PulsetrainReader(str(tmp_path), "j")):
+            with pytest.raises(UsageError, match="checkpoint /c/newest: allowed: a path that ends in 12"):
+                one.reset("/c/newest")
 
     def test_what_a_checkpointer_saves_dcp_loads_and_converts(self, tmp_path):
         import torch.distributed.checkpoint as dcp
