@@ -171,10 +171,20 @@ def _walk_entry(key: str, value: object, leaves: Leaves) -> Form:
             fsdp1.refuse_rank0_only(key, value)
         leaves.optimizer_owned += parameters
         return form
-    form = _walk(value.state_dict() if hasattr(value, "state_dict") else value, (key,), leaves)
+    form = _walk(_content_of(key, value), (key,), leaves)
     owned = isinstance(value, torch.optim.Optimizer) or getattr(value, OPTIMIZER_OWNED, False)
     leaves.optimizer_owned += [owned] * (len(leaves.tensors) - before)
     return form
+
+
+def _content_of(key: str, value: Nested) -> Nested:
+    """What an entry is saved as. Raises `CheckpointError` for an object that could not load it again."""
+    if not hasattr(value, "state_dict"):
+        return value
+    if not hasattr(value, "load_state_dict"):
+        kind = type(value).__name__
+        raise CheckpointError(f"{key}: a {kind} has state_dict and no load_state_dict to restore it with")
+    return value.state_dict()
 
 
 def _walk(node: Nested, path: Path, out: Leaves) -> Form:

@@ -125,3 +125,12 @@ def test_a_tensor_that_cannot_be_copied_is_named(tensor, kind):
     state = {"state": {"odd": tensor}}
     with pytest.raises(CheckpointError, match=rf"state.odd: a tensor that is {kind}.* cannot be saved"):
         layout_of(state, collect(state))
+
+
+def test_an_object_that_could_not_be_restored_is_named():
+    class Counter:
+        def state_dict(self):
+            return {"count": 1}
+
+    with pytest.raises(CheckpointError, match="seen: a Counter has state_dict and no load_state_dict"):
+        collect({"seen": Counter()})
