@@ -15,6 +15,7 @@ class Phases:
 
     def __init__(self):
         self.open, self.resumed, self.losses, self.faults = None, None, [], 0
+        self.switched = None
 
     def to(self, name):
         self.open = name

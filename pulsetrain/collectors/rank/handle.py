@@ -69,6 +69,7 @@ class Handle(SharedByCopies):
         self.script_calls = False  # whether the script has called `init`
         self.resumed = False  # whether somebody has said which step is the next
         self.behind_file = False  # whether a checkpoint of a known step was read
+        self.switched: Span | None = None  # the phase that a Trainer's callback has begun and not ended
         self.before_restart: list[Callable[[], None]] = []  # end what works for an attempt, in this process
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
@@ -165,7 +166,7 @@ class Handle(SharedByCopies):
         """A new attempt begins in this process. Nothing is known of it yet."""
         self._pending.clear()
         self._first = None
-        self._numbers, self._phases = {}, {}
+        self._numbers, self._phases, self.switched = {}, {}, None
         self._coordinates_given = self._clock_runs = self.resumed = self.behind_file = False
         self.profiler.answered = 0
 

@@ -314,7 +314,7 @@ class TrainingLoop:
 
     def begin_again(self) -> None:
         """The attempt is over, in the middle of whatever it did. The script begins anew in this process."""
-        self.segments.switch("")
+        self.segments.begin_again()
         self._cycle, self._feeds = OptimizerCycle(), Feeds()
         self.done, self.since = Tally(), Tally()
         self.waiting, self.aside = Tally(), Tally()

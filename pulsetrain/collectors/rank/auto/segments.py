@@ -182,6 +182,11 @@ class Segments:
             if not self._marked:
                 self.resume(self._wanted)
 
+    def begin_again(self) -> None:
+        """The attempt is over, in the middle of whatever it did. No phase of the script is open any more."""
+        self._marked = self._marked_evaluations = 0
+        self.switch("")
+
     def interrupt(self, name: str) -> Span:
         """Return a context manager that times `name` and then begins again what it interrupted.
 

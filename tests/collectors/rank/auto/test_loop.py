@@ -962,6 +962,22 @@ def test_a_batch_that_was_fetched_before_an_evaluation_is_trained_on_after_it(
     assert [tokens for _, tokens, _ in steps(watched, auto)] == [16] * 4
 
 
+def test_an_attempt_that_ended_in_an_evaluation_is_no_evaluation_of_the_next_one(
+    watched, auto, model, optimizer
+):
+    watched.handle.phase("evaluation").__enter__()
+    auto.loop.begin_again()
+    watched.handle.begin_again()
+    for (tokens,) in loader(4):
+        loss_of(model, tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    auto.loop.finish()
+    spans, rows = watched.reader.drain()
+    assert rows["tokens"].tolist() == [32] * 2
+    assert "forward" in [watched.reader.names[span["name"]] for span in spans]
+
+
 def test_a_backward_that_raises_leaves_nothing_open_and_its_error_is_the_scripts(watched, auto, model):
     with pytest.raises(RuntimeError, match="grad can be implicitly created only for scalar outputs"):
         model(TOKENS).backward()
