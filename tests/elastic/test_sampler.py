@@ -54,6 +54,38 @@ def test_each_sample_of_an_epoch_is_used_once_for_any_schedule_of_world_sizes(
     assert used == alone
 
 
+attempts = st.lists(
+    st.tuples(st.integers(1, 6), st.integers(1, 13), st.integers(1, 5), st.integers(0, 5)), max_size=6
+)
+"""Number of ranks, global batch, microbatch, and steps that are done."""
+
+
+@given(st.integers(1, 60), attempts)
+def test_each_sample_is_used_once_by_loaders_where_the_batch_changes_with_the_ranks(samples, attempts):
+    state, used = None, []
+    for world, batch, microbatch, limit in [*attempts, (2, 7, 2, 10**9)]:
+        samplers = ranks(world, state, samples=samples, batch=batch, microbatch=microbatch, even=True)
+        if samplers[0].epoch:
+            break
+        loaders = [
+            iter(DataLoader(range(samples), batch_sampler=each.microbatches(), collate_fn=list))
+            for each in samplers
+        ]
+        left = samplers[0].microbatches_left() // samplers[0].accumulation
+        for _ in range(min(limit, left)):
+            total = min(batch, samples - samplers[0].consumed)
+            step = [
+                index for loader in loaders for _ in range(samplers[0].accumulation) for index in next(loader)
+            ]
+            assert len(step) == total
+            used += step
+            for each in samplers:
+                each.advance()
+        state = samplers[0].state_dict()
+        assert all(each.state_dict() == state for each in samplers)
+    assert sorted(used) == list(range(samples))
+
+
 @given(st.integers(1, 100), st.integers(1, 9), st.integers(1, 9))
 def test_no_rank_does_more_microbatches_than_it_is_told(batch, world, microbatch):
     samplers = ranks(world, None, samples=batch, batch=batch, microbatch=microbatch)
