@@ -1,4 +1,4 @@
-"""ClickHouse tables, derived from `records.schema`: order keys, codecs, partitions, expiry, and one rollup.
+"""ClickHouse tables, derived from `records.schema`: order keys, codecs, partitions, expiry, and sums.
 
 Rows expire by the day they were stored, not by the day they were measured. An imported recording of last year
 therefore lives as long as any other row.
@@ -40,11 +40,19 @@ _BUSY: Mapping[str, object] = MappingProxyType(
         "merge_max_block_size": 32_768,
     }
 )
+_SUMMED_LATE: Mapping[str, object] = MappingProxyType(
+    {
+        # With projections of its own a small insert costs twice as much. Merges make them soon enough.
+        "materialize_projections_on_insert": 0,
+        "materialize_projections_on_merge": 1,
+    }
+)
 BUSY = frozenset({"spans", ROLLUP})
 """The tables that take most rows."""
 TUNED: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
-        **dict.fromkeys(("steps", "heartbeats", "metrics", "checkpoints"), _FREQUENT),
+        **dict.fromkeys(("heartbeats", "metrics", "checkpoints"), _FREQUENT),
+        "steps": {**_FREQUENT, **_SUMMED_LATE},
         **dict.fromkeys(sorted(BUSY), _BUSY),
     }
 )
@@ -52,6 +60,24 @@ TUNED: Mapping[str, Mapping[str, object]] = MappingProxyType(
 _GRANULARITY: Mapping[str, int] = MappingProxyType({"spans": 16_384})
 """Rows between two marks of a table, where not 8,192. It cannot be changed later."""
 
+
+PROJECTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "steps": {
+            "by_attempt": (
+                "SELECT job, attempt, count(), min(step), max(step), uniq(rank), min(start), max(start), "
+                "max(toUnixTimestamp64Nano(start) + duration_ns) GROUP BY job, attempt"
+            ),
+            "by_step": (
+                "SELECT job, attempt, step, toStartOfMinute(start), count(), min(step), max(step), "
+                "max(duration_ns), sum(tokens), countIf(tokens > 0), avg(loss), min(start), max(start) "
+                "GROUP BY job, attempt, step, toStartOfMinute(start)"
+            ),
+        }
+    }
+)
+"""Of each table what the engine keeps summed beside its rows, by name. It reads these for a query whose
+conditions, groups and aggregates are among them, so that its cost does not grow with the number of ranks."""
 
 REMEMBERED_S = 7 * 86_400
 """For so long a cluster remembers the token of an insert."""
@@ -138,7 +164,11 @@ def _codec(record: Record, field: Field) -> str:
 def create_table(record: Record, engine: Engine) -> str:
     """The CREATE TABLE of a record. `stored` is the day a row arrived; `SELECT *` does not show it."""
     columns = ",\n  ".join(
-        [*(column(record, f) for f in record.fields), "`stored` Date MATERIALIZED today() CODEC(ZSTD(1))"]
+        [
+            *(column(record, f) for f in record.fields),
+            "`stored` Date MATERIALIZED today() CODEC(ZSTD(1))",
+            *(f"PROJECTION {name} ({select})" for name, select in PROJECTIONS.get(record.name, {}).items()),
+        ]
     )
     order = ", ".join(f"`{name}`" for name in record.order_by)
     return (
@@ -156,6 +186,19 @@ def _granularity(record: Record) -> str:
 def add_column(record: Record, field: Field, engine: Engine) -> str:
     """The ALTER that gives an older table a newer field."""
     return f"ALTER TABLE {engine.table(record.name)} ADD COLUMN IF NOT EXISTS {column(record, field)}"
+
+
+def add_projections(table: str, names: Sequence[str], engine: Engine) -> list[str]:
+    """The ALTERs that give an older table these of its projections, none for no names.
+
+    The last one has the engine sum the rows that are there, in the background.
+    """
+    if not names:
+        return []
+    alter, selects = f"ALTER TABLE {engine.table(table)}", PROJECTIONS[table]
+    added = [f"{alter} ADD PROJECTION IF NOT EXISTS {name} ({selects[name]})" for name in names]
+    summed = ", ".join(f"MATERIALIZE PROJECTION {name}" for name in names)
+    return [*added, f"{alter} {summed} SETTINGS mutations_sync = 0"]
 
 
 def create_offsets(engine: Engine) -> str:

@@ -7,7 +7,7 @@ import sys
 import pyarrow as pa
 
 from pulsetrain.records.arrow import arrow_type
-from pulsetrain.records.ddl import ROLLUP
+from pulsetrain.records.ddl import PROJECTIONS, ROLLUP
 from pulsetrain.records.schema import RECORDS, SCHEMA_VERSION, Field, Record
 
 _HEAD = f"""# Records
@@ -28,12 +28,26 @@ _TAIL = f"""
 Closed spans summed as they arrive, for charts over long times. Keys: job, attempt, step, rank, phase,
 category, parent, node. Read the others with their aggregate: `sum(spans)`, `sum(duration_ns)`,
 `max(longest_ns)`, `sum(bytes)`, `min(first_start)`.
+
+## Projections
+
+What the engine keeps summed beside the rows of a table, so that a query over a long job need not read the
+row of each rank. It uses one by itself where the query's conditions, groups and aggregates are among these.
+An older store gets them when a hub opens it: its rows are then summed in the background.
+
+| table | projection | query |
+|---|---|---|
 """
 
 
 def page() -> str:
     """The page as Markdown."""
-    return "\n".join([_HEAD, *(_record(r) for r in RECORDS.values())]) + _TAIL
+    rows = (
+        f"| `{table}` | `{name}` | `{select}` |\n"
+        for table, projections in PROJECTIONS.items()
+        for name, select in projections.items()
+    )
+    return "\n".join([_HEAD, *(_record(r) for r in RECORDS.values())]) + _TAIL + "".join(rows)
 
 
 def _record(record: Record) -> str:

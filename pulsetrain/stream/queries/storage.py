@@ -17,6 +17,15 @@ def engines(store: Queryable) -> pa.Table:
     return store.query("SELECT name, engine_full FROM system.tables WHERE database = currentDatabase()")
 
 
+def statements(store: Queryable) -> pa.Table:
+    """Tables of the current database and the CREATE that would make each: name, statement."""
+    return store.query(
+        """
+        SELECT name, create_table_query AS statement FROM system.tables WHERE database = currentDatabase()
+        """
+    )
+
+
 def table_settings(store: Queryable) -> pa.Table:
     """Settings that a MergeTree table can have: name."""
     return store.query("SELECT name FROM system.merge_tree_settings")

@@ -13,12 +13,16 @@ import pyarrow as pa
 from pulsetrain.stream.queries.queryable import Queryable
 
 MAX_CELLS = 10_000
+_CURVE_STEPS = 256
+_FROM, _TO = "fromUnixTimestamp64Nano({from_ns:Int64})", "fromUnixTimestamp64Nano({to_ns:Int64})"
+_MINUTES = f"AND toStartOfMinute(start) BETWEEN toStartOfMinute({_FROM}) AND toStartOfMinute({_TO})"
+"""The condition that the projection `by_step` answers without reading the row of each rank."""
+_WHOLE_STEPS = f"HAVING min(start) >= {_FROM} AND max(start) <= {_TO}"
 
 
 def _during(column: str, to_ns: int) -> str:
     """A condition on the time of a row, from {from_ns} to {to_ns}. None for `to_ns` 0."""
-    between = "BETWEEN fromUnixTimestamp64Nano({from_ns:Int64}) AND fromUnixTimestamp64Nano({to_ns:Int64})"
-    return f"AND {column} {between}" if to_ns else ""
+    return f"AND {column} BETWEEN {_FROM} AND {_TO}" if to_ns else ""
 
 
 def jobs(store: Queryable) -> pa.Table:
@@ -86,28 +90,36 @@ def curve(store: Queryable, job: str, *, points: int = 400, from_ns: int = 0, to
     With `to_ns`: of the steps that began from `from_ns` to `to_ns` on every rank.
 
     Columns: attempt, step, start_ns, step_ns (median over steps of the slowest rank), worst_ns, tokens_per_s,
-    loss (NULL: not logged). Steps that some rank has not finished are left out.
+    loss (NULL: not logged). Steps that some rank has not finished are left out. Of more steps than
+    `_CURVE_STEPS` for each row, about so many are read, chosen by chance, and the newest.
 
     Ranks of one replica count the same tokens, so each replica counts once: ranks with the same dp and cp.
     """
+    minutes, whole = (_MINUTES, _WHOLE_STEPS) if to_ns else ("", "")
     return store.query(
         f"""
         WITH
+        (SELECT min(step) FROM steps WHERE job = {{job:String}} {minutes}) AS low,
+        (SELECT max(step) FROM steps WHERE job = {{job:String}} {minutes}) AS high,
+        (SELECT count() FROM steps WHERE job = {{job:String}} {minutes}) AS rows,
+        (SELECT uniq(rank) FROM steps WHERE job = {{job:String}}) AS ranks_in_all,
+        greatest(1, intDiv(high - low, {{points:Int64}}) + 1) AS width,
+        greatest(1, intDiv(rows, greatest(1, ranks_in_all) * {{points:Int64}} * {_CURVE_STEPS})) AS one_of,
         each AS (
             SELECT attempt, step, count() AS ranks, max(duration_ns) AS wall_ns,
                    sum(tokens) / greatest(1, countIf(tokens > 0)) AS tokens,
                    avg(loss) AS loss, min(start) AS began
-            FROM steps WHERE job = {{job:String}} {_during("start", to_ns)} GROUP BY attempt, step),
+            FROM steps
+            WHERE job = {{job:String}} {minutes}
+              AND (one_of = 1 OR intHash64(step) % one_of = 0 OR step > high - {_CURVE_STEPS})
+            GROUP BY attempt, step {whole}),
         replicas AS (
             SELECT attempt, count() AS known, uniqExact((dp, cp)) AS replicas
             FROM (
                 SELECT attempt, rank, argMax(topology.dp, ts) AS dp, argMax(topology.cp, ts) AS cp
                 FROM topology WHERE job = {{job:String}} GROUP BY attempt, rank)
             GROUP BY attempt),
-        whole AS (
-            SELECT *, max(ranks) OVER (PARTITION BY attempt) AS world, min(step) OVER () AS low,
-                   greatest(1, intDiv(max(step) OVER () - min(step) OVER (), {{points:Int64}}) + 1) AS width
-            FROM each)
+        whole AS (SELECT *, max(ranks) OVER (PARTITION BY attempt) AS world FROM each)
         SELECT attempt, max(whole.step) AS step, toUnixTimestamp64Nano(min(began)) AS start_ns,
                toInt64(median(wall_ns)) AS step_ns, max(wall_ns) AS worst_ns,
                1e9 * sum(whole.tokens * if(known = world, replicas, world)) / greatest(1, sum(wall_ns))

@@ -131,6 +131,15 @@ class Store:
         else:
             self.command(ddl.create_rollup_feed(self.engine))
         self._tune()
+        self._project()
+
+    def _project(self) -> None:
+        """Give tables the projections that they lack."""
+        made = {row["name"]: row["statement"] for row in storage.statements(self).to_pylist()}
+        for table, wanted in ddl.PROJECTIONS.items():
+            missing = [name for name in wanted if f"PROJECTION {name} " not in made[table]]
+            for statement in ddl.add_projections(table, missing, self.engine):
+                self.command(statement)
 
     def has_records(self) -> bool:
         """Whether `migrate` was ever here."""

@@ -115,6 +115,48 @@ def test_course_is_bounded_and_complete(store):
     assert few[-1]["step"] == 119
 
 
+class Plans:
+    """Asks the store how it would answer each query, besides asking it."""
+
+    def __init__(self, store):
+        self._store, self.reads = store, set()
+
+    def query(self, sql, params=None):
+        plan = self._store.query(f"EXPLAIN {sql}", params).column("explain").to_pylist()
+        self.reads |= {line.split("ReadFromMergeTree ")[1] for line in plan if "ReadFromMergeTree" in line}
+        return self._store.query(sql, params)
+
+
+def test_a_long_job_is_read_by_attempt_and_by_step_instead_of_by_rank(empty):
+    rows_of = [step("j", 0, number, rank, at_s=number) for number in range(600) for rank in range(64)]
+    empty.insert("steps", table("steps", rows_of))
+    empty.command("OPTIMIZE TABLE steps FINAL")
+    plans = Plans(empty)
+    views.jobs(plans)
+    past.stored_jobs(plans)
+    assert plans.reads & {"(by_attempt)", "(default.steps)"} == {"(by_attempt)"}
+    plans.reads.clear()
+    for during, length in (({}, 300), ({"from_ns": T0, "to_ns": T0 + 300 * S}, 301)):
+        curve = rows(views.curve(plans, "j", **during))
+        assert len(curve) == length
+        assert plans.reads & {"(by_step)", "(default.steps)"} == {"(by_step)"}
+    assert [curve[0]["step"], curve[-1]["step"]] == [0, 300]
+
+
+@pytest.mark.parametrize("stride", [1, 1000])
+def test_of_a_very_long_job_the_curve_reads_some_steps_and_the_newest(empty, stride, monkeypatch):
+    monkeypatch.setattr(views, "_CURVE_STEPS", 8)
+    rows_of = [step("j", 0, stride * number, at_s=number, tokens=512) for number in range(4000)]
+    empty.insert("steps", table("steps", rows_of))
+    curve = rows(views.curve(empty, "j", points=20))
+    assert 18 <= len(curve) <= 21
+    assert curve[-1]["step"] == stride * 3999
+    assert {row["step_ns"] for row in curve} == {MS}
+    assert curve[5]["tokens_per_s"] == pytest.approx(512_000)
+    starts = [row["start_ns"] for row in curve]
+    assert starts == sorted(starts)
+
+
 def test_events_of_chosen_kinds_newest_first(store):
     kinds = [e["kind"] for e in rows(views.events(store, "gpt", ("recovery", "attempt_started")))]
     assert kinds == ["recovery", "attempt_started", "attempt_started"]

@@ -156,6 +156,16 @@ def test_an_older_store_gets_the_settings_of_busy_tables(chdb_store):
         assert ddl.lacking(wanted, engines[name]) == {}
 
 
+def test_an_older_store_is_summed_as_a_new_one_is(chdb_store):
+    chdb_store.insert("steps", table("steps", 40, job="older", rank=list(range(40)), attempt=[0] * 40))
+    for name in ddl.PROJECTIONS["steps"]:
+        chdb_store.command(f"ALTER TABLE steps DROP PROJECTION {name} SETTINGS mutations_sync = 1")
+    chdb_store.migrate()
+    statements = {row["name"]: row["statement"] for row in storage.statements(chdb_store).to_pylist()}
+    assert all(f"PROJECTION {name} (" in statements["steps"] for name in ddl.PROJECTIONS["steps"])
+    assert count(chdb_store, "steps", "older") == 40
+
+
 def test_settings_that_the_engine_does_not_know_are_left_out(chdb_store, monkeypatch):
     monkeypatch.setattr(ddl, "TUNED", {"spans": {"of_the_future": 1}})
     chdb_store.migrate()
@@ -209,6 +219,7 @@ def test_the_engine_reads_the_statements_of_a_cluster(chdb_store, cluster):
     made += [ddl.create_offsets(engine), ddl.create_quarantine(engine), ddl.create_rollup(engine)]
     made += [ddl.create_rollup_feed(engine), ddl.set_settings("spans", {"merge_selector_base": 24}, engine)]
     made += [ddl.add_column(RECORDS["spans"], RECORDS["spans"].fields[0], engine)]
+    made += ddl.add_projections("steps", list(ddl.PROJECTIONS["steps"]), engine)
     with chdb_store.client() as client:
         for sql in made:
             assert "Query" in str(client.command(f"EXPLAIN AST {sql}")), sql
