@@ -20,6 +20,8 @@ Floats = NDArray[np.float64]
 SAMPLES_NEEDED = 8
 MAX_DRIFT = 1e-3  # a clock that is corrected runs at most this much fast or slow
 PAIRS = 200  # samples of which drift is the median slope: all pairs of more would cost too much
+SET_NS = 1e9  # members leave a collective closer together than that
+SET_RATIO = 0.1  # of the samples: more are no collective that ended late
 FLOOR_NS = 2_000.0  # reading a clock takes about a microsecond
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
@@ -45,7 +47,8 @@ def compare(times_ns: Floats, differences_ns: Floats) -> Clock | None:
     """The clock that was ahead by `differences_ns` at `times_ns`. None: too few samples.
 
     Drift is the median slope between samples (Theil-Sen), offset the median of what is left. The error is two
-    robust standard deviations of a single sample, which is wide for many samples and honest for few.
+    robust standard deviations of a single sample, which is wide for many samples and honest for few. Where a
+    tenth of the samples or more are over a second off, a clock was set in between: the error is as large.
 
     >>> times = np.arange(10) * 1e9
     >>> clock = compare(times, 5e6 + 1e-5 * times)
@@ -60,7 +63,10 @@ def compare(times_ns: Floats, differences_ns: Floats) -> Clock | None:
     drift = _drift(times, differences)
     left = differences - drift * (times - at)
     offset = float(np.median(left))
-    error = 2 * _MAD_TO_SIGMA * float(np.median(np.abs(left - offset)))
+    off = np.abs(left - offset)
+    error = 2 * _MAD_TO_SIGMA * float(np.median(off))
+    if np.mean(off >= SET_NS) >= SET_RATIO:
+        error = float(off.max())
     return Clock(at_ns=at, offset_ns=offset, drift=drift, error_ns=max(FLOOR_NS, error))
 
 

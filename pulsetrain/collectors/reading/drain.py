@@ -14,6 +14,7 @@ from pulsetrain.collectors.checkpoint_cell import CheckpointCell
 from pulsetrain.collectors.layout import AXES, HAS_GRAD_NORM, HAS_LOSS, Structured
 from pulsetrain.collectors.reading.device_words import DeviceWords
 from pulsetrain.collectors.reading.position import RankPosition
+from pulsetrain.collectors.reading.ring_clock import RingClock
 from pulsetrain.collectors.reading.ring_reader import RingReader
 from pulsetrain.collectors.reading.status_page import GroupCell, StatusPage
 from pulsetrain.protocol.messages import GroupStatus, OwnCheckpoint, ProcessState, RankStatus
@@ -57,6 +58,7 @@ class Drain:
         self._reader = reader
         self._job, self._attempt, self._node, self._rank = job, attempt, node, rank
         self._local_rank, self._address, self._switch = local_rank, address, switch
+        self._clock = RingClock()
         self._reported: dict[tuple[str, str, int], int] = {}
         self._topology_sent: tuple[int, ...] | None = None
         self._saved: CheckpointCell | None = None  # of which rows were made
@@ -105,6 +107,7 @@ class Drain:
     def restored(self, ahead_ns: int, utc_offset_ns: int) -> None:
         """See `RingReader.restored`."""
         self._reader.restored(ahead_ns, utc_offset_ns)
+        self._clock.forget()
 
     def hold(self, number: int, past: int, until_ns: int, saved_step: int = -1) -> None:
         """See `RingReader.hold`."""
@@ -137,10 +140,12 @@ class Drain:
     def batches(self, now_ns: int, *, final: bool = False) -> list[Columns]:
         """Return what was recorded since the last call, spans still open, and the topology when it changes.
 
-        `now_ns` is UTC. `final` says that the rank is dead, so that nothing more can arrive.
+        `now_ns` is UTC as the rank would say it. `final` says that the rank is dead, so that nothing more
+        can arrive.
         """
         spans, steps = self._reader.drain(final=final)
         page = self._reader.status()
+        self._clock.look(lambda: self._reader.utc_ns, page.utc_offset_ns)
         batches: list[Columns] = []
         if len(spans):
             batches.append(self._spans(spans, page.utc_offset_ns))
@@ -152,7 +157,8 @@ class Drain:
         coordinates = self._reader.topology()
         if coordinates is not None and coordinates != self._topology_sent:
             self._topology_sent = coordinates
-            batches.append(self._topology(coordinates, now_ns))
+            when_ns = self._clock.utc(now_ns - page.utc_offset_ns, page.utc_offset_ns)
+            batches.append(self._topology(coordinates, when_ns))
         if page.saved is not None and _is_written_since(page.saved, self._saved):
             batches.append(self._write(page.saved, page.utc_offset_ns))
             self._saved = page.saved
@@ -207,7 +213,7 @@ class Drain:
                 "group": coded(rows["group"], names),
                 "seq": rows["seq"],
                 "bytes": rows["bytes"],
-                "start": start + offset_ns,
+                "start": self._clock.all_utc(start, offset_ns),
                 "duration_ns": rows["end"] - start,
                 "open": False,
                 "parent": coded(rows["parent"], names),
@@ -217,7 +223,7 @@ class Drain:
         )
 
     def _open(self, spans: list[_OpenSpan], page: StatusPage, now_ns: int) -> Columns:
-        start = np.array([s.start_ns for s in spans]) + page.utc_offset_ns
+        start = np.array([s.start_ns for s in spans])
         return self._batch(
             "spans",
             len(spans),
@@ -230,8 +236,8 @@ class Drain:
                 "group": [s.group for s in spans],
                 "seq": [s.seq for s in spans],
                 "bytes": [s.bytes for s in spans],
-                "start": start,
-                "duration_ns": now_ns - start,
+                "start": self._clock.all_utc(start, page.utc_offset_ns),
+                "duration_ns": now_ns - page.utc_offset_ns - start,
                 "open": True,
                 "parent": [s.parent for s in spans],
                 "blocked_ns": -1,
@@ -246,7 +252,7 @@ class Drain:
             len(rows),
             {
                 "step": rows["step"],
-                "start": rows["start"] + offset_ns,
+                "start": self._clock.all_utc(rows["start"], offset_ns),
                 "duration_ns": rows["duration"],
                 "tokens": rows["tokens"],
                 "flops": rows["flops"],
@@ -264,7 +270,7 @@ class Drain:
         """What the script itself has written since the last row: a whole checkpoint, or more files of it."""
         before = self._saved if self._saved is not None and self._saved.step == saved.step else None
         written = {
-            "ts": saved.end_ns + offset_ns,
+            "ts": self._clock.utc(saved.end_ns, offset_ns),
             "step": saved.step,
             "stage": "write",
             "tier": "storage",

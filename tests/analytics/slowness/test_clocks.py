@@ -69,6 +69,19 @@ def test_a_few_collectives_that_ended_late_on_one_node_move_nothing():
     assert miss(found[1], (4e6, 0.0), (0.0, 0.0), SECOND) <= found[1].error_ns
 
 
+@pytest.mark.parametrize("node_set", [0, 1])
+@pytest.mark.parametrize("shift", [-3600.0, -2.0, 2.0, 3600.0])
+@pytest.mark.parametrize("since", [0.2, 0.5, 0.85])
+def test_a_clock_that_was_set_in_between_is_within_the_error_before_and_after(node_set, shift, since):
+    collective, node, end = ends(4, [0.0, 4e6], [0.0, 0.0])
+    was_set = (node == node_set) & (collective >= since * 60)
+    end = end + np.where(was_set, shift * SECOND, 0.0)
+    found = clocks.align(collective, node, end)
+    aligned, error = clocks.on_one_clock(end, node, found)
+    differences = np.abs(aligned[node == 1] - aligned[node == 0])
+    assert (differences <= error[node == 1] + 0.01 * SECOND).all()
+
+
 @pytest.mark.parametrize("count", [0, 1, clocks.SAMPLES_NEEDED - 1])
 def test_too_few_collectives_give_no_alignment(count):
     times = np.arange(count) * SECOND

@@ -68,6 +68,27 @@ def test_the_age_of_a_phase_does_not_follow_a_step_of_the_wall_clock(watched, mo
             assert 0 < status.progress_age_ns < 60 * SECOND
 
 
+def test_what_begins_after_a_step_of_the_wall_clock_is_told_in_the_new_time(watched, monkeypatch):
+    real, shift = time.time_ns, -3600 * SECOND
+    h = watched.handle
+    with h.phase("forward"):
+        (opened,) = watched.rows(watched.now + 2 * SECOND, "spans")
+        monkeypatch.setattr(time, "time_ns", lambda: real() + shift)
+        (again,) = watched.rows(watched.now + 4 * SECOND, "spans")
+    h.step()
+    with h.phase("forward"):
+        pass
+    h.step()
+    batches = {batch.record: batch.to_rows() for batch in watched.drain.batches(watched.now)}
+    closed, after = (row for row in batches["spans"] if row["phase"] == "forward")
+    assert opened["open"]
+    assert opened["start"] == again["start"] == closed["start"]
+    assert again["duration_ns"] > 3 * SECOND
+    assert after["start"] - closed["start"] == pytest.approx(shift, abs=60 * SECOND)
+    before, later = batches["steps"]
+    assert later["start"] - before["start"] == pytest.approx(shift, abs=60 * SECOND)
+
+
 def test_every_batch_has_its_records_schema(watched):
     h = watched.handle
     h.set_coordinates({"tp": 1, "pp": 2})
