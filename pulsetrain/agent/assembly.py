@@ -34,6 +34,7 @@ from pulsetrain.checkpoint.service_config import CheckpointServiceConfig
 from pulsetrain.checkpoint.storage.backend import why_unwritable
 from pulsetrain.collectors.config import CollectorConfig
 from pulsetrain.core.config import load
+from pulsetrain.core.errors import FolderInUse
 from pulsetrain.core.json import JsonObject
 from pulsetrain.protocol.client import HubAddress
 from pulsetrain.records import encoding, site_rules
@@ -176,7 +177,7 @@ def _start_shipping(setup: AgentSetup, stack: contextlib.ExitStack) -> tuple[Spo
     """What fills the spool, and what empties it. The latter goes on for `flush_s` at a good end."""
     transport, encode = _transport(setup)
     config = SpoolConfig(max_bytes=setup.config.spool_bytes)
-    spool = Spool(setup.folder / "spool", node=setup.identity.node, config=config, encode=encode)
+    spool = _open_spool(setup, config, encode)
     writer = SpoolWriter(spool)
     stack.callback(writer.close)
     writer.start()
@@ -184,6 +185,18 @@ def _start_shipping(setup: AgentSetup, stack: contextlib.ExitStack) -> tuple[Spo
     shipper.start()
     stack.push(lambda failed, *_: shipper.stop(drain_s=0.0 if failed else setup.config.flush_s))
     return writer, shipper
+
+
+def _open_spool(setup: AgentSetup, config: SpoolConfig, encode: Encoder) -> Spool:
+    """The node's spool. Raises `FolderInUse` with what to do where another run is this node of this job."""
+    identity = setup.identity
+    try:
+        return Spool(setup.folder / "spool", node=identity.node, config=config, encode=encode)
+    except FolderInUse as error:
+        raise FolderInUse(
+            f"job {identity.job!r} already runs on this machine as node {identity.node!r}: give another "
+            f"--job, or another --node where both are nodes of one job ({error})"
+        ) from error
 
 
 def _transport(setup: AgentSetup) -> tuple[Transport, Encoder]:

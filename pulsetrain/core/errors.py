@@ -3,7 +3,8 @@
 PulsetrainError
 ├── UsageError            what the user gave cannot be used: commands exit 2 with its one line
 │   ├── ConfigError       a key or value in the TOML file, the environment or a flag
-│   └── AuthError         the token is missing or wrong
+│   ├── AuthError         the token is missing or wrong
+│   └── FolderInUse       another process has the folder
 ├── Unavailable           something outside is away for now (hub, broker, disk): try again
 ├── Refused               the store answers, and does not take or answer this
 ├── CorruptData           bytes that fail their checksum or their format
@@ -32,6 +33,10 @@ class ConfigError(UsageError):
 
 class AuthError(UsageError):
     """The token is missing or wrong."""
+
+
+class FolderInUse(UsageError):
+    """A folder that one process at a time may use is another's. The message names both."""
 
 
 class Unavailable(PulsetrainError):

@@ -7,7 +7,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from pulsetrain.core.errors import UsageError
+from pulsetrain.core.errors import FolderInUse, UsageError
 from pulsetrain.core.private_file import make_private_folder
 
 _NAME = "pulsetrain.lock"
@@ -25,8 +25,8 @@ class FolderLock:
         """Create `folder` where it is missing, for its owner alone, and hold it.
 
         `what` says what it is for, as in "spool".
-        Raises `UsageError` naming the folder where it cannot be made, written or locked, or another process
-        holds it.
+        Raises `FolderInUse` where another process holds it. Raises `UsageError` naming the folder where it
+        cannot be made, written or locked.
         """
         try:
             make_private_folder(folder)
@@ -39,7 +39,7 @@ class FolderLock:
             holder = _holder(file)
             os.close(file)
             if isinstance(error, BlockingIOError):
-                raise UsageError(f"{what} folder {folder} is in use by process {holder}") from error
+                raise FolderInUse(f"{what} folder {folder} is in use by process {holder}") from error
             raise UsageError(
                 f"{what} folder {folder} cannot be locked: {error.strerror}. "
                 "Its file system must support flock, as local disks do"

@@ -1,5 +1,6 @@
 """A whole agent in this process: real spool, recorder and checkpoints, no ranks, a hub that takes notes."""
 
+import contextlib
 import queue
 import threading
 from dataclasses import replace
@@ -10,7 +11,7 @@ from pulsetrain.agent.assembly import AgentSetup, assemble
 from pulsetrain.agent.config import AgentConfig
 from pulsetrain.agent.launch_options import LaunchOptions, NodeOptions
 from pulsetrain.agent.processes.rank import Program
-from pulsetrain.core.errors import ConfigError
+from pulsetrain.core.errors import ConfigError, FolderInUse
 from pulsetrain.protocol.client import HubAddress
 from pulsetrain.protocol.messages import Heartbeat, Hello, Leave
 from pulsetrain.stream.spool.queue import Spool
@@ -92,6 +93,19 @@ def test_a_bad_key_of_the_checkpoints_is_named_before_anything_runs(hub, tmp_pat
     bad = setup(hub, tmp_path)
     bad.file["checkpoint"] = {"replicaz": 3}
     with pytest.raises(ConfigError, match=r"unknown key checkpoint\.replicaz"), assemble(bad, FakeZygotes()):
+        pytest.fail("it was assembled")
+
+
+def test_a_second_run_of_the_same_node_of_a_job_hears_what_to_do(hub, tmp_path):
+    spool = Spool(tmp_path / "spool", node="a")
+    words = (
+        r"job 'job' already runs on this machine as node 'a': give another --job, or another --node .*/spool"
+    )
+    with (
+        contextlib.closing(spool),
+        pytest.raises(FolderInUse, match=words),
+        assemble(setup(hub, tmp_path), FakeZygotes()),
+    ):
         pytest.fail("it was assembled")
 
 

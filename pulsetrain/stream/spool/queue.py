@@ -85,7 +85,8 @@ class Spool:
     `encode` decides the form of the batches that are appended. A folder may hold batches of another form that
     an earlier version or another transport left there. They are delivered as they are.
 
-    Raises `UsageError` where the folder cannot be created or written, or another process has it.
+    Raises `UsageError` where the folder cannot be created or written. Raises `FolderInUse` where another
+    process has it.
     """
 
     def __init__(
