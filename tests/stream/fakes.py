@@ -16,7 +16,8 @@ class MemoryStore:
     `fails` makes inserts fail: "before" they happen, "after" they happened (the response is lost),
     or "ranges":
     only those of row ranges, before they happen. Rows of a job named "poison" are refused. More rows than
-    `most`, and each of `refused`, are refused with an error that may pass. "full": so are all.
+    `most`, and each of `refused`, are refused with an error that may pass. "full": so are all. "data": so are
+    rows of the quarantine with what they hold.
     """
 
     def __init__(self):
@@ -36,6 +37,8 @@ class MemoryStore:
         if "poison" in str(rows.to_pydict().get("job")):
             raise SchemaMismatch("cannot read")
         steps = rows.column("step").to_pylist() if "step" in rows.column_names else []
+        if self.fails == "data" and name == QUARANTINE and any(rows.column("data").to_pylist()):
+            raise Refused("Code: 241")
         if self.fails == "full" or len(steps) > self.most or self.refused.intersection(steps):
             raise Refused("Code: 241")
         if token is None or token not in self.tokens:

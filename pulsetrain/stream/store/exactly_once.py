@@ -153,6 +153,7 @@ class ExactlyOnceWriter:
         """Give up an insert that did not happen and will not: its rows are no longer known."""
         self._stored.release(prepared.group.record, prepared.claims)
         self._rows.forget(prepared.group.token)
+        self._rows.forget(_aside(prepared.group.token))
         if self._journal is not None:
             self._journal.forget(prepared.group.token)
 
@@ -209,8 +210,7 @@ class ExactlyOnceWriter:
     def _insert_quarantined(self, prepared: PreparedInsert) -> None:
         rows = prepared.quarantined
         if rows is not None:
-            token = f"{prepared.group.token}:quarantine"
-            self._store.insert_raw(ddl.QUARANTINE, rows.column_names, ipc(rows), token=token)
+            self._rows.quarantine(_aside(prepared.group.token), rows)
 
     def _count(self, prepared: PreparedInsert, aside: int) -> None:
         record, metrics = prepared.group.record, self._metrics
@@ -222,6 +222,11 @@ class ExactlyOnceWriter:
             metrics.quarantined.labels(record).inc(prepared.quarantined_rows)
             names = sorted(prepared.sources)
             log.warning("rows_quarantined", record=record, rows=prepared.quarantined_rows, source=names[0])
+
+
+def _aside(token: str) -> str:
+    """The token of an insert's rows for the quarantine."""
+    return f"{token}:quarantine"
 
 
 def _kept(ranges: Sequence[RowRange], quarantined: Sequence[quarantine.Quarantined]) -> Sequence[RowRange]:

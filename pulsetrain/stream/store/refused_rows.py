@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import pyarrow as pa
 import structlog
 
 from pulsetrain.core.clock import Clock
@@ -97,6 +98,22 @@ class RefusedRows:
         if parts.aside:
             log.warning("rows_set_aside", record=group.record, rows=parts.aside, why=parts.why)
         return parts.aside
+
+    def quarantine(self, token: str, rows: pa.Table) -> None:
+        """Put rows into the quarantine. Where it refuses them for long, without what they hold.
+
+        Raises `Unavailable` or `Refused` where it may work later.
+        """
+        try:
+            self._store.insert_raw(ddl.QUARANTINE, rows.column_names, ipc(rows), token=token)
+        except (Refused, SchemaMismatch) as error:
+            if not self._lasts(token):
+                raise Refused(f"{ddl.QUARANTINE}: {error}") from error
+            self._check_it_takes_rows()
+            log.warning("quarantine_refused_for_long", rows=rows.num_rows, error=str(error))
+            empty = quarantine.without_data(rows)
+            self._store.insert_raw(ddl.QUARANTINE, empty.column_names, ipc(empty), token=token)
+        self.forget(token)
 
     def forget(self, token: str) -> None:
         """An insert is done with, or given up."""

@@ -13,6 +13,7 @@ from pulsetrain.stream.store.exactly_once import ExactlyOnceWriter
 from pulsetrain.stream.store.intake import Intake
 from pulsetrain.stream.store.refused_rows import PATIENCE_S
 from tests.stream.fakes import MemoryStore, StillClock, batch
+from tests.stream.rows import DAY
 
 
 class Site:
@@ -65,6 +66,19 @@ def test_a_row_that_is_refused_alone_goes_to_the_quarantine_and_the_others_are_s
     assert (site.counted("rows"), site.counted("set_aside_rows")) == (18, 2)
     assert "Code: 241" in site.store.quarantine[0]["reason"]
     assert site.send(batch(20, 5)) == [5]
+
+
+def test_a_quarantine_that_refuses_what_rows_hold_does_not_hold_up_the_others(site):
+    odd = batch(0, 3, start=[DAY, 7, DAY])
+    site.store.fails = "data"
+    assert isinstance(site.send(odd)[0], Unavailable)
+    site.send(odd, batch(3, 2), for_s=PATIENCE_S + 5)
+    assert sorted(site.store.rows) == [0, 2, 3, 4]
+    assert [(row["first_row"], row["rows"], row["data"]) for row in site.store.quarantine] == [(0, 1, "")]
+    site.store.fails = ""
+    site.send(odd, batch(5, 2, start=7))
+    assert len(site.store.rows) == 4
+    assert [bool(row["data"]) for row in site.store.quarantine] == [False, True]
 
 
 @pytest.mark.parametrize("fails", ["full", "before"])
