@@ -107,6 +107,7 @@ class TrafficWatch:
         self._ports: dict[str, dict[str, _Past]] = {family: {} for family in FAMILIES}
         self._rows: queue.SimpleQueue[Columns] = queue.SimpleQueue()
         self._sampling = threading.Lock()
+        self._waiting: dict[str, _Past] = {}  # suspicious ports that were not looked at yet, oldest first
 
     @property
     def gauges(self) -> Mapping[str, float]:
@@ -137,6 +138,7 @@ class TrafficWatch:
                 past.noted += 1
                 if past.noted % LOOK_EVERY == 0 or past.is_quiet:
                     self._judge(device, past, now_ns / 1e9)
+        self._sample_next(now_ns)
 
     def take(self) -> list[Columns]:
         """The events since the last call."""
@@ -163,9 +165,19 @@ class TrafficWatch:
             past.silent_since_s = now_s - past.traffic.quiet_s
         suspicious = past.traffic.state in ("drop", "fluctuation", "stop")
         suspicious = suspicious and self._carries(device, past.traffic)
-        if suspicious and now_s - past.sampled_s >= AGAIN_S and self._sampling.acquire(blocking=False):
-            past.sampled_s = now_s
-            self._start(partial(self._look_closely, device, past.traffic, int(now_s * 1e9)))
+        if not suspicious:
+            self._waiting.pop(device, None)
+        elif now_s - past.sampled_s >= AGAIN_S:
+            self._waiting[device] = past
+
+    def _sample_next(self, now_ns: int) -> None:
+        """Look closely at the port that waits longest. One after the other: a port that has stopped is not
+        judged again, so it must not miss its turn."""
+        if self._waiting and self._sampling.acquire(blocking=False):
+            device = next(iter(self._waiting))
+            past = self._waiting.pop(device)
+            past.sampled_s = now_ns / 1e9
+            self._start(partial(self._look_closely, device, past.traffic, now_ns))
 
     def _look_closely(self, device: str, traffic: Traffic, now_ns: int) -> None:
         try:

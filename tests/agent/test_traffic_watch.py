@@ -64,6 +64,29 @@ def test_one_port_that_stops_is_no_stop_of_the_node():
     assert set(site.sampled) == {"a"}
 
 
+def test_two_ports_that_stop_at_once_are_looked_at_one_after_the_other():
+    site, started = Site(), []
+    site.watch = TrafficWatch("n0", site.sample, started.append)
+    site.run(120, a=1e9, b=1e9).run(60, a=0.0, b=0.0)
+    (first,) = started
+    first()
+    site.run(1, a=0.0, b=0.0)
+    started[1]()
+    site.run(60, a=0.0, b=0.0)
+    assert sorted(site.sampled) == ["a", "b"]
+    assert [event["why"] for event in site.events()] == ["stop", "stop"]
+    assert len(started) == 2
+
+
+def test_a_port_that_recovers_before_its_turn_is_not_looked_at():
+    site, started = Site(), []
+    site.watch = TrafficWatch("n0", site.sample, started.append)
+    site.run(120, a=1e9, b=1e9).run(60, a=0.0, b=0.0).run(60, a=0.0, b=1e9)
+    started[0]()
+    site.run(60, a=0.0, b=1e9)
+    assert len(started) == 1
+
+
 def test_a_drop_is_looked_at_again_only_after_minutes():
     site = Site().run(200, mlx5=1e9).run(40, mlx5=2e8)
     assert [e["why"] for e in site.events()] == ["drop"]
