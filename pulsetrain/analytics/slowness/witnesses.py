@@ -102,9 +102,24 @@ def late_without_reason(timings: Timings, arrivals: Arrivals | None) -> str:
         f"{latest.lateness_ns / 1e6:.1f} ms"
     )
     if not explains:
-        return f"{late}, and its own time does not explain it"
+        more = _computes_more(timings, rows, int(column[0]), EXPLAINED_RATIO * latest.lateness_ns)
+        return f"{late}{more}" if more else f"{late}, and its own time does not explain it"
     part = max(explains, key=lambda name: spent[name])
     return f"{late}: it spends {spent[part] / 1e6:.1f} ms a step more than the others on {_TOLD[part]}"
+
+
+def _computes_more(timings: Timings, rows: NDArray[np.bool_], column: int, least_ns: float) -> str:
+    """How much longer a rank computes than the others, from `least_ns` a step on. "" for less.
+
+    One that is slow beside ranks of the same work is named for that, so its work may be more.
+    """
+    beyond = _beyond_others(timings.parts["compute"][rows], column)
+    if beyond < least_ns:
+        return ""
+    roles = timings.roles
+    apart = len(roles) > 0 and (roles == roles[column]).sum() * 2 < len(roles)
+    where = ", in process groups of other use" if apart else ""
+    return f": it computes {beyond / 1e6:.1f} ms a step more than the others{where}"
 
 
 def _beyond_others(part: NDArray[np.float64], column: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -84,6 +85,15 @@ def test_a_rank_that_comes_last_because_it_saves_or_evaluates_is_told_with_the_p
     assert isinstance(verdict, Inconclusive)
     assert "rank 1 comes last" in verdict.reason
     assert f"spends 32.0 ms a step more than the others on {word}" in verdict.reason
+
+
+def test_a_rank_of_a_role_of_its_own_that_comes_last_is_told_with_what_it_computes():
+    timings = replace(job(slow=3), roles=np.array([0, 0, 0, 1]))
+    (verdict,) = find(timings, arrivals(late=3))
+    assert isinstance(verdict, Inconclusive)
+    assert "rank 3 comes last" in verdict.reason
+    assert re.search(r"computes 3\d\.\d ms a step more than the others, in .* of other use", verdict.reason)
+    assert "does not explain" not in verdict.reason
 
 
 def test_a_healthy_verdict_tells_whether_the_order_of_arrival_was_compared():
