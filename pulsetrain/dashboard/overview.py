@@ -134,11 +134,11 @@ def _progress(time: TimeChoice) -> None:
 def _evidence() -> None:
     job = page.chosen_job()
     rows = page.source().rows(views.findings, job) if job else []
-    items = evidence(rows, job=job)
+    items = evidence(rows, job=job)[:12]
     if not items:
         st.html('<div class="muted">No finding on record for this job.</div>')
         return
-    open_now = parts.open_findings(job)
+    seen = parts.last_seen(job, [(e.kind, e.subject, e.ts_ns) for e in items])
     page.table(
         ["severity", "finding", "about", "what was seen", "sure", "last seen"],
         [
@@ -148,9 +148,9 @@ def _evidence() -> None:
                 f'<a href="{escape(page.with_time(e.href))}">{escape(e.subject)}</a>',
                 escape(e.summary),
                 f"{e.confidence:.0%}",
-                parts.last_seen(e.kind, e.subject, e.ts_ns, open_now),
+                when,
             ]
-            for e in items[:12]
+            for e, when in zip(items, seen, strict=True)
         ],
         right=(4, 5),
     )

@@ -93,15 +93,19 @@ def node_link(job: str, node: str) -> str:
     return f'<a href="{page.href("node", job=job, node=node)}">{escape(node)}</a>' if node else "-"
 
 
-def open_findings(job: str) -> frozenset[tuple[str, str]]:
-    """(kind, subject) of what is open now. A finding is put on record anew only when it changes."""
-    return frozenset((row["kind"], f"{row['subject_type']} {row['subject']}") for row in page.findings(job))
+def last_seen(job: str, found: Iterable[tuple[str, str, int]]) -> list[str]:
+    """When each finding was seen last: now, or when it was put on record last.
 
-
-def last_seen(kind: str, subject: str, ts_ns: int, open_now: frozenset[tuple[str, str]]) -> str:
-    """When a finding was seen last: now, or when it was put on record last."""
-    words = "still open" if (kind, subject) in open_now else ago(ts_ns, page.now_ns())
-    return f'<span title="on record {clock(ts_ns)} UTC">{words}</span>'
+    `found` has the kind, subject and time of findings of `job`, the newest first. A finding is put on record
+    anew only when it changes, and for each attempt. Only the newest of a kind and subject can be open.
+    """
+    open_now = {(row["kind"], f"{row['subject_type']} {row['subject']}") for row in page.findings(job)}
+    cells = []
+    for kind, subject, ts_ns in found:
+        words = "still open" if (kind, subject) in open_now else ago(ts_ns, page.now_ns())
+        open_now.discard((kind, subject))
+        cells.append(f'<span title="on record {clock(ts_ns)} UTC">{words}</span>')
+    return cells
 
 
 def findings(rows: Sequence[JsonObject]) -> None:
@@ -109,19 +113,20 @@ def findings(rows: Sequence[JsonObject]) -> None:
     if not rows:
         st.html('<div class="muted">No finding is on record about it.</div>')
         return
-    open_now = open_findings(page.chosen_job())
+    shown = [(row, f"{row['subject_type']} {row['subject']}") for row in rows[:20]]
+    seen = last_seen(page.chosen_job(), [(row["kind"], about, row["ts_ns"]) for row, about in shown])
     page.table(
         ["severity", "finding", "about", "what was seen", "sure", "last seen"],
         [
             [
                 pill(row["severity"], SEVERITIES),
                 escape(row["kind"]),
-                escape(f"{row['subject_type']} {row['subject']}"),
+                escape(about),
                 escape(row["summary"]),
                 f"{row['confidence']:.0%}",
-                last_seen(row["kind"], f"{row['subject_type']} {row['subject']}", row["ts_ns"], open_now),
+                when,
             ]
-            for row in rows[:20]
+            for (row, about), when in zip(shown, seen, strict=True)
         ],
         right=(4, 5),
     )

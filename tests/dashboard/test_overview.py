@@ -51,6 +51,14 @@ def test_a_finding_that_is_open_is_not_shown_as_old(draw, source):
     assert draw("overview").rows()[0][5] == "still open"
 
 
+def test_a_finding_of_an_attempt_that_is_over_is_not_open_because_it_came_again(draw, source):
+    before = {**FINDING, "ts_ns": 10**18 - 10**12}
+    source.stored |= {"curve": [STEP], "findings": [FINDING, before]}
+    source.answers["status"]["jobs"][0]["findings"] = [{**FINDING, "evidence": "{}"}]
+    now, then = (row[5] for row in draw("overview").rows()[:2])
+    assert (now, then[-4:]) == ("still open", " ago")
+
+
 def test_another_job_that_has_not_begun_has_no_step(draw, source):
     other = {**source.answers["status"]["jobs"][0], "job": "bert", "step": -1}
     source.answers["status"]["jobs"].append(other)
