@@ -164,6 +164,13 @@ def _recorder(
     )
 
 
+def check_tables(options: LaunchOptions, file: Mapping[str, JsonObject]) -> None:
+    """Raise `UsageError` for a key of checkpoints or collectors that cannot be used. No hub is needed."""
+    flags = {"storage": options.checkpoints}
+    load(CheckpointServiceConfig, "checkpoint", file=file, environ=options.environ, flags=flags)
+    load(CollectorConfig, "collectors", file=file, environ=options.environ)
+
+
 def _collectors(setup: AgentSetup) -> CollectorConfig:
     return load(CollectorConfig, "collectors", file=setup.file, environ=setup.options.environ)
 

@@ -59,12 +59,15 @@ def launch(options: LaunchOptions, say: Say) -> Outcome:
         zygotes = ZygoteHolder(lambda: _start_zygote(options))
         stack.callback(zygotes.close)
         allow_many_open_files()  # for this process: the ranks' parent has begun with the user's own limit
-        from pulsetrain.agent.assembly import AgentSetup, log_rules  # while the zygote imports torch
+        # while the zygote imports torch
+        from pulsetrain.agent.assembly import AgentSetup, check_tables, log_rules
         from pulsetrain.agent.node_switch import layout
 
         flags = {"kill_grace_s": options.shutdown_timeout_s}
         config = load(AgentConfig, "agent", file=file, environ=options.environ, flags=flags)
-        log_rules(config), layout(config)  # what cannot be used is told before a hub is started
+        # what cannot be used is told before a hub is started
+        log_rules(config), layout(config)
+        check_tables(options, file)
         setup = partial(AgentSetup, options=options, config=config, file=file, folder=folder, say=say)
         signals: list[int] = []
         if hub is not None:

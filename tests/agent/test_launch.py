@@ -28,6 +28,7 @@ def refused(tmp_path, monkeypatch):
     monkeypatch.delenv("PULSETRAIN_HUB", raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
+    (tmp_path / "typo.toml").write_text("[checkpoint]\nkeep_lasst = 3\n")
 
     def refused(*words):
         result = CliRunner().invoke(pulsetrain, words, standalone_mode=False)
@@ -65,6 +66,7 @@ def refused(tmp_path, monkeypatch):
         (["--data", "/proc/nowhere", "train.py"], "data folder /proc/nowhere"),
         (["--log-dir", "/proc/nowhere", "train.py"], "log folder /proc/nowhere"),
         (["--config", "missing.toml", "train.py"], "configuration file missing.toml"),
+        (["--config", "typo.toml", "train.py"], "typo.toml: unknown key checkpoint.keep_lasst"),
     ],
 )
 def test_what_cannot_be_used_is_named(refused, words, expected):
