@@ -51,7 +51,8 @@ AGREEMENT = 0.3  # of the doubt that is left, which a second witness takes away
 SURE_ERRORS = 10  # least margin of a rank that is compared with its own past, to be more than information
 DOUBT, LITTLE_DOUBT = 0.25, 0.1  # at a margin of 4 errors. Little: chance never stops a rank again and again
 _CAUSES = {
-    OFF: "is stopped again and again while it computes, which costs {ratio:.0%} of its cohort's compute time",
+    OFF: "is stopped or sleeps again and again while it computes, which costs {ratio:.0%} of its cohort's "
+    "compute time",
     STARVED: "is starved of its processor, which costs {ratio:.0%} of its cohort's compute time",
 }
 

@@ -209,7 +209,7 @@ def test_a_rank_that_something_stops_is_named_with_its_cause():
     told = losses(seconds, lambda rank, at: {"off_cpu": 0.25} if rank == 2 and at > onset_s else {})
     [finding] = said_of(job, told)
     assert (finding.subject, finding.evidence["cause"]) == ("2", "off_cpu")
-    assert "is stopped again and again" in finding.summary
+    assert "is stopped or sleeps again and again" in finding.summary
 
 
 def test_one_long_pause_of_a_rank_is_not_a_rank_that_is_stopped():
