@@ -28,6 +28,7 @@ import structlog
 
 from pulsetrain.agent.processes import image_room
 from pulsetrain.agent.processes.image_blocks import ImageBlocks
+from pulsetrain.agent.processes.tcp_repair import end_repair
 from pulsetrain.agent.processes.zygote import Zygote
 from pulsetrain.agent.processes.zygote_protocol import RankProcess
 from pulsetrain.collectors.machine.gpu_processes import memory_by_pid
@@ -392,11 +393,16 @@ def _uses_gpu(pid: int) -> bool:
 
 
 def let_go(pids: Iterable[int]) -> None:
-    """Let stopped processes and their children run on."""
-    for pid in pids:
-        for process in _tree(pid):
-            with contextlib.suppress(psutil.Error):
-                process.resume()
+    """Let stopped processes and their children run on, with the connections that they had."""
+    processes = families(pids)
+    for process in processes:
+        try:
+            end_repair(process.pid)
+        except OSError as error:
+            log.warning("connections_not_let_go", pid=process.pid, error=str(error))
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.resume()
 
 
 def families(pids: Iterable[int]) -> list[psutil.Process]:

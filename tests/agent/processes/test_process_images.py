@@ -17,6 +17,7 @@ import structlog
 from pulsetrain.agent.processes import image_room, process_images
 from pulsetrain.agent.processes.process_images import ProcessImages, refuse_outsiders
 from pulsetrain.core.errors import Unavailable
+from pulsetrain.diagnostics import process_dump
 from tests.agent.real_processes import until
 
 
@@ -352,6 +353,60 @@ def test_how_far_the_clock_of_a_restored_process_is_ahead(tmp_path, offsets, ahe
         if text is not None:
             (tmp_path / name / "timens_offsets").write_text(text)
     assert process_images.clock_ahead_ns(77, tmp_path) == ahead_ns
+
+
+TALKS = """
+import socket, sys, time
+end = socket.socket(fileno=int(sys.argv[1]))
+end.sendall(b"0")
+for line in sys.stdin:
+    assert end.recv(1)
+    end.sendall(b"0")
+    print(line, end="", flush=True)
+"""
+
+
+@pytest.fixture
+def talkers():
+    """Two processes with a TCP connection. Each says a line once it has heard from the other."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ends = [socket.create_connection(server.getsockname())]
+        ends.append(server.accept()[0])
+    started = []
+    for end in ends:
+        command = [sys.executable, "-c", TALKS, str(end.fileno())]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        started.append(
+            subprocess.Popen(command, pass_fds=[end.fileno()], start_new_session=True, bufsize=1, **pipes)
+        )
+        end.close()
+    yield started
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def says(process, word):
+    process.stdin.write(f"{word}\n")
+    return process.stdout.readline().strip()
+
+
+@pytest.mark.integration
+def test_connections_go_on_after_a_dump_that_nobody_wants_any_more(tmp_path, talkers):
+    if lacks := process_dump.lacks():
+        pytest.skip(f"{lacks}: run deploy/criu as root")
+    assert [says(each, "before") for each in talkers] == ["before"] * 2
+    looks = []
+
+    def why_end():
+        looks.append(True)
+        return "it is late" if len(looks) == 2 else ""  # the first one is dumped by then
+
+    made = ProcessImages(tmp_path)
+    with pytest.raises(Unavailable, match="it is late"):
+        made.dump("one", 3, {f"rank_{n}": each.pid for n, each in enumerate(talkers)}, {}, why_end=why_end)
+    assert [says(each, "after") for each in talkers] == ["after"] * 2
+    assert nothing_is_left(tmp_path)
 
 
 class TestConnections:
