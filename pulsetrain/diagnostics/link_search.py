@@ -3,7 +3,8 @@
 Adaptive group testing over the transfers of `link_tests`. The first rounds are the same for all: two
 neighbours under the same switch, and one of them at its other memory nodes. A transfer uses parts: the
 sender's port outwards, the receiver's port inwards and its memory, and between switches the uplink of the
-sender's switch. All parts of a good transfer are good. Each part that is still in doubt is then measured
+sender's switch. All parts of a good transfer are good, but a port that is much faster than the other end of
+it. Each part that is still in doubt is then measured
 beside parts that are good, all of them at the same time. It is named if it was bad there often enough and
 never good anywhere.
 
@@ -31,6 +32,8 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from heapq import nlargest
+from operator import itemgetter
 
 from pulsetrain.diagnostics import port_rates
 from pulsetrain.diagnostics.link_tests import (
@@ -117,7 +120,7 @@ class LinkSearch:
     """Plans the rounds of one search and judges them. The order of `ports` decides who is paired."""
 
     def __init__(self, ports: Sequence[Port], test: LinkTest | None = None) -> None:
-        self._ports, self._test = comparable(ports), test
+        self._ports, self._test = capped(comparable(ports)), test
         self._planned = deque(rounds_within(self._ports))
         self._went_between = False
         self._measured: list[Measured] = []
@@ -212,7 +215,7 @@ class LinkSearch:
         possible = [
             t
             for t in self._using(part)
-            if part in t.parts and all(p in state.good for p in t.parts if p != part)
+            if part in t.proves and all(p in state.good for p in t.parts if p != part)
         ]
         return sorted(possible, key=lambda t: (state.counts[t], t.kind != "neighbour"))
 
@@ -252,6 +255,27 @@ def comparable(ports: Sequence[Port]) -> list[Port]:
     return [replace(port, switch="") for port in ports]
 
 
+def capped(ports: Sequence[Port]) -> list[Port]:
+    """The ports, none with a rate above that of the fastest port of another node that it can send to.
+
+    >>> [p.link_bits_per_s for p in capped([Port(node=n, rail="", switch="", link_bits_per_s=r)
+    ...                                     for n, r in (("a", 100e9), ("b", 25e9), ("c", 25e9))])]
+    [25000000000.0, 25000000000.0, 25000000000.0]
+    """
+    fastest: dict[str, dict[str, float]] = {}  # of each node, by rail
+    for port in ports:
+        rates = fastest.setdefault(port.rail, {})
+        rates[port.node] = max(port.link_bits_per_s, rates.get(port.node, 0.0))
+    first_two = {rail: nlargest(2, rates.items(), key=itemgetter(1)) for rail, rates in fastest.items()}
+    return [replace(port, link_bits_per_s=_takeable(port, first_two[port.rail])) for port in ports]
+
+
+def _takeable(port: Port, fastest: Sequence[tuple[str, float]]) -> float:
+    """What another node can take of a port's rate, of the two `fastest` nodes of its rail."""
+    others = [rate for node, rate in fastest if node != port.node and rate > 0]
+    return min([port.link_bits_per_s, *others[:1]])
+
+
 def tries_needed(spoiled: int, measured: int, parts: int) -> int:
     """How often a part must be bad in a row, where so many measurements of good parts were spoiled.
 
@@ -284,7 +308,7 @@ class _State:
             m.transfer: why for m, why in zip(measured, reasons, strict=True) if m.transfer not in worked_well
         }
         counts = Counter(m.transfer for m in measured)
-        good = frozenset(part for t in counts if t not in bad for part in t.parts)
+        good = frozenset(part for t in counts if t not in bad for part in t.proves)
         suspects = dict.fromkeys(part for t in bad for part in t.parts if part not in good)
         worked = {m.transfer for m in measured if not m.error}
         errors = frozenset(t for t in bad if t not in worked)

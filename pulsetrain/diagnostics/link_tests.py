@@ -24,6 +24,8 @@ Part = tuple[str, str]
 LEAST_PEERS = 4
 """transfers of a kind that are needed to know what is usual"""
 NORMAL_CONSISTENT = 1.4826
+MUCH_SLOWER = 0.75
+"""of a port's rate. A transfer that can take less says too little of it"""
 FULL_SHARE = 0.9
 """of the rate that the slower port has negotiated, which is all that is expected of a transfer"""
 
@@ -52,7 +54,7 @@ class Port:
     own_bits_per_s: float = 0.0
     """that the port itself promises for one transfer (`port_rates.promised`), 0 where that is not known"""
     link_bits_per_s: float = 0.0
-    """that the port has negotiated, 0 where that is not known"""
+    """that the port has negotiated, or what others can take of it. 0 where that is not known"""
     machine: str = ""
     """what kind of machine it is in (`machine_kind`), "" where all are of one kind or that is not known"""
 
@@ -101,6 +103,16 @@ class Transfer:
         if self.sender.switch != self.receiver.switch:
             parts.append(("uplink", f"{self.sender.switch}/{self.sender.rail}"))
         return tuple(parts)
+
+    @property
+    def proves(self) -> tuple[Part, ...]:
+        """What is good if the transfer is good. Of a port that is much faster than the other end too little
+        is asked."""
+        return tuple(part for part in self.parts if not self._asks_little(part))
+
+    def _asks_little(self, part: Part) -> bool:
+        end = {"out": self.sender, "in": self.receiver, "memory": self.receiver}.get(part[0])
+        return end is not None and self.link_bits_per_s < MUCH_SLOWER * end.link_bits_per_s
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -302,3 +302,38 @@ def test_ports_meet_other_switches_once_nothing_below_is_in_doubt_and_without_th
     assert named(search.verdict()) == {"n3"}
     assert kinds[-2:] == [{"between"}] * 2
     assert {"between"} not in kinds[:-2]
+
+
+def search_with_rates(rates, per_switch, slow, takes):
+    """The verdict on ports of these rates, where the port `slow` takes `takes` at most."""
+    fleet = [
+        Port(node=f"n{i}", rail="net", switch=f"s{i // per_switch}", link_bits_per_s=rate)
+        for i, rate in enumerate(rates)
+    ]
+
+    def rate(transfer):
+        lowest = min(transfer.sender.link_bits_per_s, transfer.receiver.link_bits_per_s)
+        return min(lowest, takes) if transfer.receiver.name == slow else lowest
+
+    search = LinkSearch(fleet)
+    while planned := search.next_round():
+        search.take([Measured(transfer=t, bits_per_s=rate(t)) for t in planned])
+    return search.verdict()
+
+
+def test_a_slower_other_end_clears_no_port_so_that_its_neighbour_is_not_blamed():
+    """n3 takes 40 Gbit/s of 100. All that slower ports send gets through, and n2 is its only neighbour."""
+    verdict = search_with_rates([25e9, 100e9, 100e9, 100e9, 25e9], 2, "n3/net", 40e9)
+    assert named(verdict) <= {"n3/net"}
+    assert named(verdict) or "n3/net inwards is in doubt" in verdict.reason
+
+
+def test_of_mixed_ports_a_fast_one_that_is_slow_is_named_by_other_fast_ones():
+    verdict = search_with_rates([25e9, 100e9, 100e9, 100e9] * 3, 12, "n3/net", 40e9)
+    assert named(verdict) == {"n3/net"}
+
+
+@pytest.mark.parametrize("per_switch", [2, 3, 8])
+@pytest.mark.parametrize("rates", [[100e9] + [25e9] * 7, [25e9, 100e9] * 4, [25e9, 100e9, 100e9] * 3])
+def test_ports_of_different_rates_that_are_all_well_are_healthy(rates, per_switch):
+    assert search_with_rates(rates, per_switch, "", 0).state == "healthy"
