@@ -36,22 +36,26 @@ class PulsetrainCallback(Callback):  # type: ignore[misc]  # its types are not f
         self._steps = 0
         self._trains = False
         self._ended = 0  # steps that were ended. Each optimizer of a manual optimisation adds to `_steps`
-        self._restored: int | None = None  # as a checkpoint has it
+        self._restored: Mapping[str, int] | None = None  # as a checkpoint has it
         self._loss: torch.Tensor | None = None  # the sum of the step's batches so far
         self._batches = 0  # that it is the sum of
 
     def state_dict(self) -> dict[str, int]:
-        """What a checkpoint keeps: how many steps were ended."""
-        return {"steps": self._ended}
+        """What a checkpoint keeps: how many steps were ended, and the Trainer's step at the last of them.
+
+        A callback before this one may save a step that has not ended here.
+        """
+        return {"steps": self._ended, "trainer_step": self._steps}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """A checkpoint is restored."""
-        self._restored = state_dict.get("steps")
+        self._restored = state_dict if "steps" in state_dict else None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count from the step that the Trainer resumes at."""
         if self._restored is not None:
-            self._ended = self._restored
+            before = self._restored.get("trainer_step", trainer.global_step)
+            self._ended = self._restored["steps"] + (trainer.global_step > before)
         elif trainer.global_step != self._steps:  # of a checkpoint that was written without this callback
             self._ended = trainer.global_step
         self._steps, self._restored = trainer.global_step, None

@@ -133,6 +133,14 @@ def test_lightning_goes_on_from_the_steps_it_has_ended_where_two_optimizers_step
     assert phases.resumed == 3
 
 
+@pytest.mark.parametrize(("state", "step"), [({}, 5), ({"trainer_step": 5}, 5), ({"trainer_step": 4}, 6)])
+def test_lightning_counts_a_step_that_another_callback_saved_before_it_had_ended(phases, state, step):
+    callback = pytest.importorskip("pulsetrain.integrations.lightning").PulsetrainCallback()
+    callback.load_state_dict({"steps": 5, **state})
+    callback.on_train_start(SimpleNamespace(global_step=5), None)
+    assert phases.resumed == step
+
+
 def test_lightning_goes_on_from_the_trainers_step_where_the_checkpoint_says_none(phases):
     callback = pytest.importorskip("pulsetrain.integrations.lightning").PulsetrainCallback()
     callback.on_train_start(SimpleNamespace(global_step=6), None)
