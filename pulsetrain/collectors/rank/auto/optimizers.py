@@ -18,6 +18,10 @@ from pulsetrain.collectors.rank.auto.context import Auto
 from pulsetrain.collectors.rank.auto.wrapping import wrap
 from pulsetrain.collectors.rank.numbers import Number
 
+LOOK_EVERY = 16
+"""steps of optimizers, and one more for each that is known: then those that step no more are looked for."""
+IDLE = 50
+"""An optimizer that has made no step among so many, for each one that is known, steps no more."""
 STATE_DICT = "torch.distributed.checkpoint.state_dict"
 
 
@@ -51,7 +55,9 @@ class OptimizerWatch:
 
     def __init__(self, auto: Auto) -> None:
         self._auto = auto
-        self._known: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+        """when each has stepped last, as a number of steps of all"""
+        self._look_at = 0  # steps of all, after which idle ones are looked for
         self._fills_state = False
 
     def fills_state(self, _args: tuple[object, ...], _kwargs: Mapping[str, object]) -> _Filling:
@@ -109,9 +115,11 @@ class OptimizerWatch:
         """Return its count where that is wanted. Note what it trains. A step is one whatever fails here."""
         loop = self._auto.loop
         try:
-            if optimizer not in self._known:
-                self._known.add(optimizer)
+            is_new, self._known[optimizer] = optimizer not in self._known, loop.ended_optimizers
+            if is_new:
                 self._note_sizes(optimizer)
+            if loop.ended_optimizers >= self._look_at:
+                self._forget_idle()
             return updates.count(optimizer) if loop.wants_count and not loop.in_backward else None
         except Exception:  # noqa: BLE001 - an optimizer of the script's own may keep anything as its state
             self._auto.handle.fault()
@@ -122,8 +130,23 @@ class OptimizerWatch:
         loop = self._auto.loop
         if sizes.parameters([optimizer]).items() <= loop.trained.items():
             return
+        self._show_sizes()
+
+    def _show_sizes(self) -> None:
+        loop = self._auto.loop
         loop.trained = sizes.parameters(self._known)
         loop.say_sizes = sizes.say_sizes(self._known)
+
+    def _forget_idle(self) -> None:
+        """Forget those that step no more: a script may train one model after the other and keep them all."""
+        ended = self._auto.loop.ended_optimizers
+        self._look_at = ended + LOOK_EVERY + len(self._known)
+        since = ended - IDLE * len(self._known)
+        idle = [optimizer for optimizer, last in list(self._known.items()) if last < since]
+        for optimizer in idle:
+            del self._known[optimizer]
+        if idle:
+            self._show_sizes()
 
 
 def role(optimizer: torch.optim.Optimizer) -> object:

@@ -760,6 +760,23 @@ def train_a_shard(model, forward=Hiding.apply):
         yield
 
 
+def test_the_evaluation_of_a_model_is_seen_though_others_were_trained_before_it(watched, auto):
+    kept = []
+    for _ in range(4):
+        model = Model()
+        kept += [model, torch.optim.SGD(model.parameters(), lr=0.1)]
+        for _ in range(120):
+            loss_of(model, TOKENS[:1]).backward()
+            kept[-1].step()
+        model.eval()
+        assert auto.segments.current == "evaluation"
+        assert sum(auto.loop.trained.values()) == sum(p.numel() for p in model.parameters())
+        model.train()
+    kept[1].step()
+    assert sum(auto.loop.trained.values()) == 2 * sum(p.numel() for p in kept[0].parameters())
+    assert watched.errors == 0
+
+
 def test_an_evaluation_is_seen_beside_another_threads(watched, auto, model, optimizer):
     class Slow(nn.Module):
         def train(self, mode=True):
