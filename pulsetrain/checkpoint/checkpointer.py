@@ -200,6 +200,11 @@ class Checkpointer:
             self._thread.submit(self._publish, writing, pairs, result, watch)
         return result
 
+    def copy_at_once(self) -> None:
+        """From now on `save` returns when the bytes are copied, as with `blocking`: nothing else waits."""
+        self._blocking = True
+        self.wait()
+
     def wait(self) -> None:
         """Return when the state may be changed. Never raises.
 
@@ -209,11 +214,6 @@ class Checkpointer:
         if self._last is not None:
             self._last.wait_copied()
             self._peer_lag.wait(self._last)
-
-    def copy_at_once(self) -> None:
-        """Copy the state inside `save` from now on: no step waits for a copy any more. Never raises."""
-        self._blocking = True
-        self.wait()
 
     def restore(self, step: int | None = None) -> int | None:
         """Bring `state` back to `step`, by default the one that the agent names (PULSETRAIN_RESTORE_STEP).
@@ -506,7 +506,9 @@ def _wait_hook(reference: weakref.ref[Checkpointer]) -> Callable[..., None]:
         if checkpointer is not None:
             checkpointer.copy_at_once()
 
-    torch.compiler.assume_constant_result(is_compiled)  # so it is called by the trace, and not a part of it
+    # Called by the trace, and no part of it: what torch.compiler.assume_constant_result does. That would import
+    # the whole compiler into each rank.
+    is_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def before_step(*_: object) -> None:
         if torch.compiler.is_compiling():

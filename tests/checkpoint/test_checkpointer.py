@@ -349,6 +349,33 @@ def test_a_parameter_that_is_changed_while_it_is_copied_fails_one_save_and_is_co
     assert torch.equal(next(again.model.parameters()), expected)
 
 
+def test_an_optimizer_in_one_graph_is_compiled_and_saves_are_copied_before_it_steps(fd, monkeypatch):
+    class Descent(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self):
+            for parameter in self.param_groups[0]["params"]:
+                parameter.add_(parameter.grad, alpha=-0.1)
+
+    monkeypatch.setattr("pulsetrain.checkpoint.checkpointer._COPY_AT_ONCE_BYTES", 0)
+    model = torch.nn.Linear(2, 1)
+    optimizer = Descent(model.parameters(), {})
+    state = {"model": model, "optimizer": optimizer}
+    checkpointer = Checkpointer(state, environ={"PULSETRAIN_ARENA_FD": str(fd)})
+    step = torch.compile(optimizer.step, fullgraph=True, backend="eager")
+    for number in range(3):
+        model(torch.ones(1, 2)).sum().backward()
+        step()
+        result = checkpointer.save(number)
+        assert result.copied
+        result.wait()
+    saved = model.weight.detach().clone()
+    step()
+    assert not torch.equal(model.weight, saved)
+    assert checkpointer.restore(2) == 2
+    assert torch.equal(model.weight, saved)
+    checkpointer.close()
+
+
 def test_training_waits_for_peers_only_with_a_lag_and_only_once(fd, monkeypatch):
     from pulsetrain.checkpoint import peer_lag as module
 
