@@ -18,6 +18,7 @@ from pulsetrain.protocol.messages import NOT_READ
 COMMIT_TIMEOUTS = (
     2  # rank 0 may wait so often: for the receipts of all ranks, and for the manifest's own file
 )
+PATIENT_READS = 3  # of a storage, before what can be read of it is taken. A moment later it may answer again
 LOOKED_AT = 8  # newest checkpoints: a job may have run with another number of ranks meanwhile
 
 
@@ -31,6 +32,7 @@ class Committer:
         self._timeout_s = self._tables_s = timeout_s
         self._newest: tuple[Manifest, ...] = ()
         self._stored_attempt = NOT_READ
+        self._reads = 0
         self._given_up: deque[Save] = deque(maxlen=LOOKED_AT)
         self._in_use: set[Save] = set()  # saves that wait to be committed
         self._replaced: deque[Manifest] = deque(maxlen=REPLACED)
@@ -52,16 +54,32 @@ class Committer:
         return self._stored_attempt
 
     def read_newest(self) -> None:
-        """Look what storage holds. A storage that refuses is an event, and `stored_attempt` says so."""
+        """Look what storage holds. A storage that refuses is an event, and `stored_attempt` says so.
+
+        Where it refuses to read some of its checkpoints again and again, the others are taken.
+        """
+        unreadable: dict[int, str] = {}
         try:
-            newest = self._checkpoints.committed(newest=LOOKED_AT)
+            newest = self._read(unreadable)
             attempt = self._checkpoints.newest_attempt()
         except Exception as error:  # noqa: BLE001 - whatever a storage backend raises is an event
             self._events.event("storage_unreadable", {"error": str(error)})
             return
+        if unreadable:
+            detail = {"steps": sorted(unreadable), "error": next(iter(unreadable.values()))}
+            self._events.event("checkpoints_unreadable", detail)
         for manifest in newest:
             self.remember(manifest)
         self._stored_attempt = attempt
+
+    def _read(self, unreadable: dict[int, str]) -> list[Manifest]:
+        """The newest checkpoints. `unreadable` gets those that are left out. Raises what storage raises."""
+        self._reads += 1
+        partly = unreadable if self._reads > PATIENT_READS else None
+        newest = self._checkpoints.committed(newest=LOOKED_AT, unreadable=partly)
+        if unreadable and not newest:
+            raise OSError(next(iter(unreadable.values())))
+        return newest
 
     def commit(self, info: SlotInfo) -> Manifest:
         """Write the manifest once every rank has written its receipt. Only rank 0's agent calls this.

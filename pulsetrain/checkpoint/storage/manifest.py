@@ -313,11 +313,12 @@ class Checkpoints:
         names = (name for step in self.steps() for name in self.storage.list(self.path(folder_of(step))))
         return _attempt_of(names)
 
-    def committed(self, *, newest: int = 0) -> list[Manifest]:
+    def committed(self, *, newest: int = 0, unreadable: dict[int, str] | None = None) -> list[Manifest]:
         """Whole manifests, those of the newest attempt first, and of one attempt the newest step first.
 
         An attempt may go on from an earlier step than others have reached, or begin anew. What it has written
-        since is newer all the same. `newest` limits how many. A damaged one does not count.
+        since is newer all the same. `newest` limits how many. A damaged one does not count. Raises `OSError`
+        for one that storage refuses to read. With `unreadable`, that notes its step and the reason instead.
         """
         ahead = sorted(self._with_manifest(), reverse=True)
         found: list[Manifest] = []
@@ -327,6 +328,11 @@ class Checkpoints:
             try:
                 manifest = self.manifest(step)
             except CorruptData:
+                continue
+            except OSError as error:
+                if unreadable is None:
+                    raise
+                unreadable[step] = str(error)
                 continue
             if manifest is not None:
                 found.append(manifest)

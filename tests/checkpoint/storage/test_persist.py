@@ -12,6 +12,7 @@ from pulsetrain.checkpoint.memory.arena import ArenaReader
 from pulsetrain.checkpoint.memory.slots import next_history
 from pulsetrain.checkpoint.storage import manifest, persist
 from pulsetrain.checkpoint.storage.backend import open_storage
+from pulsetrain.checkpoint.storage.commit import PATIENT_READS
 from pulsetrain.checkpoint.storage.manifest import Checkpoints
 from pulsetrain.checkpoint.storage.rank_files import table_of
 from pulsetrain.core.errors import CheckpointError
@@ -337,6 +338,28 @@ def test_storage_that_cannot_be_read_at_first_is_read_again(cluster, tmp_path, m
     there.set()
     wait_until(lambda: again.holds("n0", 0, 1, "storage"))
     assert again.services["n0"].stored_attempt == 0
+
+
+def test_one_checkpoint_that_storage_cannot_read_leaves_the_older_ones(cluster, tmp_path, monkeypatch):
+    c = cluster(1, storage=str(tmp_path), persist_every=10)
+    for step in (10, 20):
+        c.save(step)
+        wait_until(lambda step=step: c.holds("n0", 0, step, "storage"))
+    monkeypatch.setattr(persist, "READ_AGAIN_S", 0.01)
+    of_step = Checkpoints.manifest
+
+    def bad_block(self, step):
+        if step == 20:
+            raise OSError(5, "Input/output error")
+        return of_step(self, step)
+
+    monkeypatch.setattr(Checkpoints, "manifest", bad_block)
+    again = cluster(1, storage=str(tmp_path), persist_every=10)
+    wait_until(lambda: again.holds("n0", 0, 10, "storage"))
+    kinds = again.events("n0")
+    assert [kind for kind, _ in kinds].count("storage_unreadable") == PATIENT_READS  # perhaps it is only away
+    assert dict(kinds)["checkpoints_unreadable"]["steps"] == [20]
+    assert again.services["n0"].load(0, 10, "storage")
 
 
 def test_a_job_that_ran_with_fewer_ranks_meanwhile_still_finds_what_all_have_stored(cluster, tmp_path):
