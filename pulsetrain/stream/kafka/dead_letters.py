@@ -35,7 +35,8 @@ class DeadLetters:
         self._metrics.refused.inc()
         origin = f"{message.topic}:{message.partition}:{message.offset}"
         log.warning("dead_letter", message=origin, reason=reason)
-        headers = [*(message.headers or []), ("reason", reason.encode()), ("origin", origin.encode())]
+        headers = [(name, held or b"") for name, held in message.headers or []]  # the client sends no null
+        headers += [("reason", reason.encode()), ("origin", origin.encode())]
         value = message.value or b""
         try:
             self._produce(message.key, message.value, headers)

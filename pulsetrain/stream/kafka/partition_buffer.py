@@ -22,10 +22,14 @@ MOST_UNPACKED_BYTES = 256 << 20
 """Bytes that they may need unpacked: compressed texts may be 50 times as large. The hub's inserts have this
 bound too."""
 _ANNOUNCED = "to "
+_DIGITS = 18  # more rows than any message has
 
 
 class Message(Protocol):
-    """A message as the Kafka client delivers it. `timestamp` is UTC milliseconds, -1 or None if unknown."""
+    """A message as the Kafka client delivers it. `timestamp` is UTC milliseconds, -1 or None if unknown.
+
+    Anybody may have produced it: a header may have no value.
+    """
 
     topic: str
     partition: int
@@ -33,7 +37,7 @@ class Message(Protocol):
     timestamp: int | None
     key: bytes | None
     value: bytes | None
-    headers: Sequence[tuple[str, bytes]] | None
+    headers: Sequence[tuple[str, bytes | None]] | None
 
 
 @dataclass(frozen=True)
@@ -193,8 +197,8 @@ def announced_end(metadata: object) -> int:
 
 def rows_of(message: Message) -> int:
     """How many rows a message says it holds; 1 for one that does not say."""
-    stated = dict(message.headers or []).get("rows", b"")
-    return int(stated) if stated.isdigit() else 1
+    stated = dict(message.headers or []).get("rows") or b""
+    return int(stated) if stated.isdigit() and len(stated) <= _DIGITS else 1
 
 
 def _unpacked(message: Message) -> int:

@@ -55,6 +55,14 @@ def test_the_message_is_unchanged_and_the_reason_and_origin_are_headers(letters)
     }  # fmt: skip
 
 
+def test_a_header_without_a_value_is_sent_as_an_empty_one(letters):
+    poisoned = message(7, b"garbage")
+    poisoned.headers = [("trace", None)]
+    letters.send(poisoned, "not an Arrow IPC stream")
+    ((_, sent),) = letters._producer.sent
+    assert sent["headers"][0] == ("trace", b"")
+
+
 def test_one_connection_serves_all_and_none_is_made_before_the_first(letters):
     assert Producer.made == 0
     letters.close()

@@ -18,6 +18,7 @@ from pulsetrain.stream.kafka.partition_buffer import (
     announced_end,
     due,
     oldest_age_s,
+    rows_of,
 )
 from tests.stream.kafka import fakes
 from tests.stream.rows import table
@@ -159,3 +160,9 @@ def test_the_age_is_that_of_the_oldest_message_that_tells_when_it_was_sent():
     assert oldest_age_s([sent, [], *others], 9 * 10**9) == 4.0
     assert oldest_age_s([sent], 10**9) == 0.0
     assert oldest_age_s(others[1:], 9 * 10**9) == 0.0
+
+
+@pytest.mark.parametrize("stated", [None, b"", b"-1", b"two", b"9" * 5000])
+def test_a_message_that_says_nonsense_of_its_rows_counts_as_one(stated):
+    said = SimpleNamespace(headers=[("rows", stated)])
+    assert rows_of(said) == 1
