@@ -176,14 +176,24 @@ def step_starts(store: Queryable, job: str, steps: Sequence[int]) -> pa.Table:
 def steps_during(store: Queryable, job: str, *, from_ns: int, to_ns: int) -> pa.Table:
     """The steps that began on any rank in a time: first_step, last_step. No row for none.
 
-    `newest_step` is the last one of the newest attempt among them.
+    `newest_step` is the last one of the newest attempt among them. Whole minutes and single steps are read,
+    as the projection `by_step` has them, not the row of each rank.
     """
     return store.query(
         """
-        SELECT min(step) AS first_step, max(step) AS last_step,
-               max((attempt, step)).2 AS newest_step FROM steps
-        WHERE job = {job:String} AND start BETWEEN fromUnixTimestamp64Nano({from_ns:Int64})
-                                               AND fromUnixTimestamp64Nano({to_ns:Int64})
+        WITH fromUnixTimestamp64Nano({from_ns:Int64}) AS began,
+             fromUnixTimestamp64Nano({to_ns:Int64}) AS ended,
+             toStartOfMinute(began) AS first_minute, toStartOfMinute(ended) AS last_minute
+        SELECT min(low) AS first_step, max(high) AS last_step, max((attempt, high)).2 AS newest_step
+        FROM (
+            SELECT attempt, min(step) AS low, max(step) AS high FROM steps
+            WHERE job = {job:String}
+              AND toStartOfMinute(start) > first_minute AND toStartOfMinute(start) < last_minute
+            GROUP BY attempt
+            UNION ALL
+            SELECT attempt, step AS low, step AS high FROM steps
+            WHERE job = {job:String} AND toStartOfMinute(start) IN (first_minute, last_minute)
+            GROUP BY attempt, step HAVING min(start) <= ended AND max(start) >= began)
         HAVING count() > 0
         """,
         {"job": job, "from_ns": from_ns, "to_ns": to_ns},

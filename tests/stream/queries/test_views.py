@@ -141,6 +141,10 @@ def test_a_long_job_is_read_by_attempt_and_by_step_instead_of_by_rank(empty):
         assert len(curve) == length
         assert plans.reads & {"(by_step)", "(default.steps)"} == {"(by_step)"}
     assert [curve[0]["step"], curve[-1]["step"]] == [0, 300]
+    plans.reads.clear()
+    during = explore.steps_during(plans, "j", from_ns=T0 + 3 * S, to_ns=T0 + 400 * S)
+    assert rows(during) == [{"first_step": 3, "last_step": 400, "newest_step": 400}]
+    assert plans.reads & {"(by_step)", "(default.steps)"} == {"(by_step)"}
 
 
 @pytest.mark.parametrize("stride", [1, 1000])
