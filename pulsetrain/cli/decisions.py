@@ -43,7 +43,7 @@ def pending(
     if not act_now and wait_minutes is None:
         answer = client.pending_hang(job)
     else:
-        if not reason:
+        if not reason.strip():
             raise UsageError("--reason is missing: say why, it is kept with the decision")
         decision, seconds = ("now", 0.0) if act_now else ("wait", 60.0 * (wait_minutes or 0.0))
         answer = client.decide_hang(job, decision, reason, seconds=seconds, dry_run=dry_run)

@@ -52,7 +52,8 @@ async def json_body(request: Request, *required: str) -> JsonObject:
     if not isinstance(body, dict):
         raise UsageError("body is not a JSON object")
     for key in required:
-        if not body.get(key):
+        value = body.get(key)
+        if not (value.strip() if isinstance(value, str) else value):
             raise UsageError(f"{key!r} is missing or empty")
     grant: Grant | None = request.scope.get(GRANT)
     if grant is not None and isinstance(body.get("actor"), str):

@@ -34,7 +34,7 @@ def test_a_body_with_its_required_keys_arrives():
     assert CLIENT.post("/", json={"actor": "ann", "x": 1}).json() == {"actor": "ann", "x": 1}
 
 
-@pytest.mark.parametrize("body", [{}, {"actor": ""}, ["actor"], "actor"])
+@pytest.mark.parametrize("body", [{}, {"actor": ""}, {"actor": " \n"}, ["actor"], "actor"])
 def test_a_body_that_lacks_a_key_is_one_line(body):
     answer = CLIENT.post("/", json=body)
     assert answer.status_code == 400
