@@ -90,7 +90,7 @@ class ProcessorWaits:
         self._state, self._ring, self._now = state, state.ring, queue.now
         other = CATEGORIES.index("other")
         self._heads = [span_head(state.ring.intern(name), other) for name in ("cpu_wait", "off_cpu")]
-        self._lane = state.ring.intern("run queue")
+        self._lane = state.ring.intern("not running")
         self._depth = self._blocked = 0
         self._waits = self._samples = 0  # waits of this step, and those looked into
         self._in_waits = (0, 0)  # waited and ran in these

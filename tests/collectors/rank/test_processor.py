@@ -106,6 +106,7 @@ def test_time_in_which_the_thread_could_not_have_run_is_told_apart(ring):
     queue.ran, queue.waited = 40_000_000, 5_000_000
     waits.end_step(3, 1_000, 100_000_000)
     assert spans(reader) == [("cpu_wait", 3, 5_000_000), ("off_cpu", 3, 40_000_000)]
+    assert "not running" in reader.names  # the lane of both: a thread that sleeps is in no run queue
 
 
 def test_a_step_with_many_waits_looks_into_some_of_them_and_still_counts_its_own_losses(ring):

@@ -44,7 +44,7 @@ def test_other_work_is_no_bubble_and_a_send_that_goes_on_beside_is():
 
 
 def test_time_without_a_processor_is_no_work():
-    lost = row(200, 60, phase="cpu_wait", category="other", lane="run queue")
+    lost = row(200, 60, phase="cpu_wait", category="other", lane="not running")
     assert bubbles(*FORWARDS, RECV, lost) == [(0, 200, 300)]
 
 
