@@ -41,7 +41,7 @@ def test_status_says_how_each_job_is_what_to_do_and_what_nodes_dropped(ask, hub)
     assert lines[0] == "gpt: gpt is hung."
     assert lines[1].startswith("  ■ hung since 2026-09-21 14:10:00 UTC, 3 min 20 s ago.")
     assert lines[2] == "  What to do: Read its stack."
-    assert lines[4].split() == ["node-a", "active", "0", "[0,", "1]", "0.4", "spool_full", "3"]
+    assert lines[4].split() == ["node-a", "active", "0", "0,", "1", "0.4", "spool_full", "3"]
 
 
 def test_status_names_the_loops_that_are_stale_or_failed(ask, hub):
