@@ -33,12 +33,15 @@ SAVED_S = 10.0
 """How long ranks stand at most until their last step can be restored."""
 
 
-def begin(job: JobState, on_end: Callable[[], None]) -> Hold:
-    """Ask all ranks to stand after a step. Returns at once. `on_end` is called once they do, or cannot."""
+def begin(job: JobState, on_end: Callable[[], None], *, least_s: float = LIMIT_S) -> Hold:
+    """Ask all ranks to stand after a step. Returns at once. `on_end` is called once they do, or cannot.
+
+    They have `least_s` for it, more where steps take longer.
+    """
     hold = Hold(
         number=_number(job),
         began_s=job.services.clock.monotonic_s(),
-        limit_s=max(LIMIT_S, LIMIT_STEPS * job.rate.step_s),
+        limit_s=max(LIMIT_S, least_s, LIMIT_STEPS * job.rate.step_s),
         attempt=job.attempt.number,
     )
     job.services.background.once("hold", _ask_until_settled(job, hold, on_end))

@@ -24,6 +24,8 @@ LEFT = "image_kept"
 """in an agent's reply to a restore that failed: whether it can be tried again"""
 TURNS = "its ranks take turns on devices"
 DUMP_TIMEOUT_S = 120.0
+EVALUATES_S = 600.0
+"""A hold is tried for so long at most. A job that never comes to one is slower meanwhile."""
 POLL_S = 0.02
 
 
@@ -52,14 +54,18 @@ def possible(job: JobState) -> bool:
     return len(job.members.world) == 1 and not why_not(job)
 
 
-def take(job: JobState, on_end: Callable[[], None]) -> tuple[Image, Hold]:
-    """Begin to bring all ranks to a stand and dump them. `on_end` is called once they are, or cannot be."""
+def take(job: JobState, wait_s: float, on_end: Callable[[], None]) -> tuple[Image, Hold]:
+    """Begin to bring all ranks to a stand and dump them. `on_end` is called once they are, or cannot be.
+
+    Where nothing else has the job's state, they have `wait_s` for it (up to `EVALUATES_S`): perhaps they
+    evaluate just now.
+    """
     image = Image(node=job.members.world[0].node, attempt=job.attempt.number)
 
     def settled() -> None:
         job.services.background.once("image", _dump(job, image, held, on_end))
 
-    held = hold.begin(job, settled)
+    held = hold.begin(job, settled, least_s=0.0 if job.can_resume() else min(wait_s, EVALUATES_S))
     return image, held
 
 

@@ -210,7 +210,7 @@ def _dumps(job: JobState, move: Move, loop: Loop) -> bool:
         move.image = None  # one of an earlier attempt is used up
         if move.request.what != "preempt" or not images.possible(job):
             return False
-        move.image, move.hold = images.take(job, lambda: look(job, loop))
+        move.image, move.hold = images.take(job, move.request.wait_s, lambda: look(job, loop))
     elif image.state == "missed":
         return _gives_up(job, move, image)
     elif image.state == "taken":

@@ -117,6 +117,20 @@ def test_ranks_that_take_turns_on_devices_are_not_dumped_and_that_is_said_before
     run(scenario)
 
 
+@pytest.mark.parametrize(("evaluates_s", "phase"), [(40, Phase.PREEMPTED), (70, Phase.RUNNING)])
+def test_a_job_that_evaluates_is_waited_for_as_long_as_was_asked_for(evaluates_s, phase):
+    async def scenario():
+        job = Job()
+        await job.train()
+        job.agent.restless = {0}
+        await job.move("preempt", times=2 * evaluates_s)
+        job.agent.restless = set()
+        await job.wait(6)
+        assert job.phase is phase
+
+    run(scenario)
+
+
 def test_they_are_restored_when_the_job_is_resumed():
     async def scenario():
         job = await pre_empted()
