@@ -506,8 +506,8 @@ def _wait_hook(reference: weakref.ref[Checkpointer]) -> Callable[..., None]:
         if checkpointer is not None:
             checkpointer.copy_at_once()
 
-    # Called by the trace, and no part of it: what torch.compiler.assume_constant_result does. That would import
-    # the whole compiler into each rank.
+    # Called by the trace, and no part of it: what torch.compiler.assume_constant_result does. That would
+    # import the whole compiler into each rank.
     is_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def before_step(*_: object) -> None:
