@@ -1,7 +1,8 @@
 """Slowdowns of a whole job stay findings until its times are again as they were before.
 
 A look compares the newest steps with the steps before them. Some hundred steps after a job became slower, all
-that a look sees are slow steps, and nothing in them is wrong. So the level before is kept.
+that a look sees are slow steps, and nothing in them is wrong. So the level before is kept. It is kept, too,
+of a rank that has no majority of ranks to be compared with (`own_history`).
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ Floats = NDArray[np.float64]
 NEWEST = 20  # steps that tell whether times are as before
 BACK_SHARE = 0.5  # of the rise, below which they are
 SAME_WORK = 0.05  # by which the FLOPs or tokens of a step may differ
+NO_MAJORITY = 2  # ranks of a cohort: one of them is compared with its own past alone
 UNKNOWN_NS = 1_800_000_000_000  # for so long a slowdown is kept of which no step tells whether it goes on
 KEPT = "kept"  # in the evidence of a slowdown: the level before it
 KINDS: Mapping[str, str] = MappingProxyType({"fail_slow": fail_slow.NAME, "mfu_decay": mfu.NAME})
-"""Kinds of findings on jobs, and the analyzer of each."""
+"""Kinds of findings, and the analyzer of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,22 +37,30 @@ class _Level:
     `measure`: the time of a step (`step`), of its compute (`compute`), or of a FLOP (`flops`). `per_token`:
     of the first two, for a token. `limit` is the cost that ends the slowdown. `done` is what a step did when
     that was measured: its FLOPs, else its tokens, for a token where costs are. NaN: not known. Costs of other
-    work say nothing.
+    work say nothing. Of a `rank`, -1 for none, it is the compute of a step, in that of the usual other rank.
     """
 
     measure: str
     per_token: bool
     limit: float
     done: float
+    rank: int = -1
 
     @classmethod
     def told_by(cls, kept: object) -> _Level | None:
         """The level that an earlier hub recorded. None where that is damaged."""
         try:
             match kept:
-                case {"measure": str(measure), "per_token": bool(per_token), "limit": limit, "done": done}:
+                case {
+                    "measure": str(measure),
+                    "per_token": bool(per_token),
+                    "limit": limit,
+                    "done": done,
+                    **more,
+                }:
                     done = np.nan if done is None else float(done)
-                    return cls(measure=measure, per_token=per_token, limit=float(limit), done=done)
+                    limit, rank = float(limit), int(str(more.get("rank", -1)))
+                    return cls(measure=measure, per_token=per_token, limit=limit, done=done, rank=rank)
         except (TypeError, ValueError):
             pass
         return None
@@ -58,18 +68,21 @@ class _Level:
     def row(self) -> dict[str, object]:
         """The level as JSON."""
         done = None if np.isnan(self.done) else self.done
-        return {"measure": self.measure, "per_token": self.per_token, "limit": self.limit, "done": done}
+        row = {"measure": self.measure, "per_token": self.per_token, "limit": self.limit, "done": done}
+        return row if self.rank < 0 else {**row, "rank": self.rank}
 
     def cost(self, of: Timings) -> Floats:
         """What each step costs."""
+        if self.rank >= 0:
+            return _beside_others(of, self.rank)
         times = _each(of, of.parts["compute"] if self.measure == "compute" else of.numbers["duration_ns"])
         if self.measure == "flops":
             return times / _usual_count(of, "flops")
         return times / _usual_count(of, "tokens") if self.per_token else times
 
     def work(self, of: Timings) -> float:
-        """What a step does. Of a cost for a FLOP it does not matter."""
-        if self.measure == "flops":
+        """What a step does. Of a cost for a FLOP, or beside other ranks, it does not matter."""
+        if self.measure == "flops" or self.rank >= 0:
             return 1.0
         tokens, flops = _usual_count(of, "tokens"), _usual_count(of, "flops")
         of_steps = flops / tokens if self.per_token else np.where(np.isfinite(flops), flops, tokens)
@@ -87,8 +100,16 @@ class _Open:
     @property
     def told(self) -> Finding:
         """The finding. Its evidence says what ends it, so that it outlives a hub."""
-        evidence = {**self.finding.evidence, KEPT: self.level.row()}
-        return replace(self.finding, evidence=evidence)
+        return self.with_level(self.finding)
+
+    def with_level(self, finding: Finding) -> Finding:
+        """A finding on this slowdown, with what ends it."""
+        return replace(finding, evidence={**finding.evidence, KEPT: self.level.row()})
+
+    def still(self, timings: Timings) -> Finding:
+        """The finding, where these steps are all that a look sees, and slow."""
+        evidence = {**self.told.evidence, "last_step": int(timings.steps[-1])}
+        return replace(self.finding, ts_ns=timings.now_ns, evidence=evidence)
 
     def after(self, timings: Timings) -> _Open | None:
         """The slowdown after these steps. None where they cost as little as before, or are other work.
@@ -108,10 +129,16 @@ class OpenSlowdowns:
 
     def __init__(self, earlier: Iterable[Finding] = ()) -> None:
         self._open: dict[str, _Open] = {}
+        self._ranks: dict[int, _Open] = {}
         for finding in earlier:
             level = _Level.told_by(finding.evidence.get(KEPT))
-            if finding.kind in KINDS and "first_step" in finding.evidence and level is not None:
-                self._open.setdefault(finding.kind, _Open(finding=finding, level=level))
+            if finding.kind not in KINDS or "first_step" not in finding.evidence or level is None:
+                continue
+            slowdown = _Open(finding=finding, level=level)
+            if level.rank >= 0:
+                self._ranks.setdefault(level.rank, slowdown)
+            else:
+                self._open.setdefault(finding.kind, slowdown)
         self._explained: set[int] = set()
         """When ranks became slower that were named for it."""
 
@@ -128,12 +155,25 @@ class OpenSlowdowns:
             self._keep(kind, found, timings)
             held = self._open.get(kind)
             if held is not None and not found:
-                said = [v for v in said if not (isinstance(v, Healthy) and v.analyzer == analyzer)]
-                evidence = {**held.told.evidence, "last_step": int(timings.steps[-1])}
-                said.append(replace(held.finding, ts_ns=timings.now_ns, evidence=evidence))
+                said = [*_not_healthy(said, analyzer), held.still(timings)]
             elif held is not None:
                 said = [_with_level(v, held) if v in found else v for v in said]
-        return said
+        return self._with_ranks(said, timings) if fail_slow.NAME in asked else said
+
+    def _with_ranks(self, said: list[Verdict], timings: Timings) -> list[Verdict]:
+        """What is said, with the ranks whose slowdown has not ended. It may say that of some itself."""
+        found = {
+            int(v.subject): v
+            for v in said
+            if isinstance(v, Finding) and v.kind == fail_slow.NAME and _has_no_majority(v, timings)
+        }
+        after = {rank: slowdown.after(timings) for rank, slowdown in self._ranks.items()}
+        begun = {rank: _opened(finding, timings) for rank, finding in found.items() if not after.get(rank)}
+        self._ranks = {rank: slowdown for rank, slowdown in (after | begun).items() if slowdown is not None}
+        levels = {id(finding): self._ranks.get(rank) for rank, finding in found.items()}
+        told = [_with(v, levels.get(id(v))) for v in said]
+        held = [slowdown.still(timings) for rank, slowdown in self._ranks.items() if rank not in found]
+        return [*_not_healthy(told, fail_slow.NAME), *held] if held else told
 
     def _keep(self, kind: str, found: Sequence[Finding], timings: Timings) -> None:
         """Forget what is over, and note what begins. Of findings on one slowdown the surest is kept."""
@@ -151,6 +191,22 @@ class OpenSlowdowns:
         """Whether a rank became slower then. It is named for as long as it is slower than the others."""
         began = _first(finding)
         return finding.kind == fail_slow.NAME and any(abs(at - began) <= NEWEST for at in self._explained)
+
+
+def _with(said: Verdict, slowdown: _Open | None) -> Verdict:
+    return slowdown.with_level(said) if isinstance(said, Finding) and slowdown is not None else said
+
+
+def _not_healthy(said: Sequence[Verdict], analyzer: str) -> list[Verdict]:
+    return [v for v in said if not (isinstance(v, Healthy) and v.analyzer == analyzer)]
+
+
+def _has_no_majority(finding: Finding, timings: Timings) -> bool:
+    """Whether it is on a rank, by its compute, that too few others do the same as."""
+    if finding.subject_type != "rank" or finding.evidence.get("measure") != "compute":
+        return False
+    own = np.flatnonzero(timings.ranks == int(finding.subject))
+    return bool(len(own)) and int((timings.classes == timings.classes[own[0]]).sum()) <= NO_MAJORITY
 
 
 def _same(one: Finding, other: Finding) -> bool:
@@ -172,7 +228,8 @@ def _with_level(said: Verdict, held: _Open) -> Verdict:
 def _opened(finding: Finding, timings: Timings) -> _Open | None:
     """The slowdown of a finding. None where the steps do not show it, as a drift that has hardly begun."""
     measure = "flops" if finding.kind == "mfu_decay" else str(finding.evidence.get("measure", "step"))
-    level = _Level(measure=measure, per_token=_tokens_differ(timings), limit=np.inf, done=np.nan)
+    rank = int(finding.subject) if finding.subject_type == "rank" else -1
+    level = _Level(measure=measure, per_token=_tokens_differ(timings), limit=np.inf, done=np.nan, rank=rank)
     costs, first, rows = level.cost(timings), _first(finding), timings.compared
     before = _usual_cost(costs[rows[timings.steps[rows] < first]])
     during = _usual_cost(costs[rows[timings.steps[rows] >= first]][-NEWEST:])
@@ -203,6 +260,17 @@ def _each(of: Timings, times: Floats) -> Floats:
     costs = np.full(len(of.steps), np.nan)
     costs[known] = np.nanmedian(times[known], axis=1)
     return costs
+
+
+def _beside_others(of: Timings, rank: int) -> Floats:
+    """The compute of a rank in each step, in that of the usual other rank. NaN where one is not known."""
+    compute, own = of.parts["compute"], of.ranks == rank
+    if not own.any():
+        return np.full(len(of.steps), np.nan)
+    others = np.full(len(of.steps), np.nan)
+    known = np.isfinite(compute[:, ~own]).any(axis=1)
+    others[known] = np.nanmedian(compute[known][:, ~own], axis=1)
+    return np.asarray(compute[:, own][:, 0] / others)
 
 
 def _usual_count(of: Timings, name: str) -> Floats:

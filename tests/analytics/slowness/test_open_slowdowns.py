@@ -15,6 +15,7 @@ from pulsetrain.records.findings import recorded
 
 ANALYZERS = ("fail_slow", "mfu")
 STEPS = np.arange(2600)
+LOOKS = range(960, 2600, 40)
 
 
 def job(everyone, *, tokens=4096.0, slow=None):
@@ -86,6 +87,38 @@ def test_where_a_rank_was_named_for_it_the_job_is_not_slow_for_ever():
     for last in range(1120, 2600, 40):
         said = look(last)
     assert ("fail_slow", "job") not in kinds(said)
+
+
+def two_ranks(slow, *, everyone=1.0):
+    """Looks at a job of two ranks, of which rank 1 is multiplied so."""
+    noise = np.random.default_rng(0).standard_normal((len(STEPS), 2))
+    compute = 1e8 * np.stack([np.ones(len(STEPS)), slow], axis=1) * (1 + 0.02 * noise)
+    compute *= np.broadcast_to(everyone, len(STEPS))[:, None]
+    step = np.tile(compute.max(axis=1, keepdims=True) * 1.1, 2)
+    matrices = {"compute": compute, "duration_ns": step}
+
+    def look(last, held):
+        rows = slice(max(0, last - 256), last)
+        stored = {name: m[rows] for name, m in matrices.items()}
+        timings = replace(from_matrices(stored, job="j", steps=STEPS[rows]))
+        return held.take(fail_slow.find(timings, recovered=False), timings, ANALYZERS)
+
+    return look
+
+
+def test_one_of_two_ranks_that_stays_slow_is_named_until_it_is_as_quick_as_before():
+    look = two_ranks(np.where((STEPS >= 1000) & (STEPS < 2000), 1.6, 1.0), everyone=1 + STEPS / 9000)
+    held = OpenSlowdowns()
+    named = {last: [(f.subject_type, f.subject) for f in findings(look(last, held))] for last in LOOKS}
+    assert not any(named[last] for last in LOOKS if last <= 1000 or last >= 2040)
+    assert all(("rank", "1") in named[last] for last in LOOKS if 1080 <= last <= 2000)
+
+
+def test_a_slow_rank_outlives_the_hub_that_saw_it():
+    look = two_ranks(np.where(STEPS >= 1000, 1.6, 1.0))
+    past = [recorded("j", {**f.row(), "ts_ns": f.ts_ns}) for f in findings(look(1100, OpenSlowdowns()))]
+    assert [f.subject for f in findings(look(2000, OpenSlowdowns(past)))] == ["1"]
+    assert not findings(look(990, OpenSlowdowns(past)))
 
 
 def test_steps_that_do_more_by_now_say_nothing_of_a_slowdown_before():
