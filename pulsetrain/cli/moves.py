@@ -50,7 +50,7 @@ _wait_option = click.option(
 @json_option
 def preempt(
     job: str, wait_s: float, lose_progress: bool, move: MoveOptions, hub: HubOptions, as_json: bool
-) -> None:
+) -> int:
     """Stop JOB at a saved step. Its agents stay, and its devices are free.
 
     Example: pulsetrain preempt gpt --reason "the cluster is needed until noon"
@@ -59,7 +59,7 @@ def preempt(
     answer = client.move(
         job, "preempt", move.reason, wait_s=wait_s, lose_progress=lose_progress, dry_run=move.dry_run
     )
-    _show(answer, as_json)
+    return _show(answer, as_json)
 
 
 @pulsetrain.command()
@@ -83,7 +83,7 @@ def resume(
     move: MoveOptions,
     hub: HubOptions,
     as_json: bool,
-) -> None:
+) -> int:
     """Let JOB go on after a pre-emption, from its newest checkpoint.
 
     It also takes back a pre-emption or migration that still waits for a checkpoint.
@@ -96,7 +96,7 @@ def resume(
     answer = client.move(
         job, "resume", move.reason, nodes=nodes, lose_progress=lose_progress, dry_run=move.dry_run
     )
-    _show(answer, as_json)
+    return _show(answer, as_json)
 
 
 @pulsetrain.command()
@@ -108,13 +108,15 @@ def resume(
 @_move_options
 @hub_options
 @json_option
-def migrate(job: str, node: str, wait_s: float, move: MoveOptions, hub: HubOptions, as_json: bool) -> None:
+def migrate(job: str, node: str, wait_s: float, move: MoveOptions, hub: HubOptions, as_json: bool) -> int:
     """Take JOB off a node at a saved step. A standby takes the node's place.
 
     Example: pulsetrain migrate gpt --from node-b --reason "kernel update"
     """
     client = hub.client()
-    _show(client.move(job, "migrate", move.reason, node=node, wait_s=wait_s, dry_run=move.dry_run), as_json)
+    return _show(
+        client.move(job, "migrate", move.reason, node=node, wait_s=wait_s, dry_run=move.dry_run), as_json
+    )
 
 
 @pulsetrain.command()
@@ -125,7 +127,7 @@ def migrate(job: str, node: str, wait_s: float, move: MoveOptions, hub: HubOptio
 @_move_options
 @hub_options
 @json_option
-def resize(job: str, devices: int, move: MoveOptions, hub: HubOptions, as_json: bool) -> None:
+def resize(job: str, devices: int, move: MoveOptions, hub: HubOptions, as_json: bool) -> int:
     """Let JOB use N devices, while it runs.
 
     A job of --nnodes MIN:MAX uses fewer or more nodes, where its state allows that. Else its ranks take turns
@@ -134,14 +136,16 @@ def resize(job: str, devices: int, move: MoveOptions, hub: HubOptions, as_json: 
     Example: pulsetrain resize gpt --devices 4 --reason "half of them until noon"
     """
     client = hub.client()
-    _show(client.move(job, "resize", move.reason, devices=devices, dry_run=move.dry_run), as_json)
+    return _show(client.move(job, "resize", move.reason, devices=devices, dry_run=move.dry_run), as_json)
 
 
-def _show(answer: JsonObject, as_json: bool) -> None:
+def _show(answer: JsonObject, as_json: bool) -> int:
+    """Print an answer. Returns the exit status: 1 where a dry run says that it cannot be done."""
     if as_json:
         print_json(answer)
     else:
         click.echo(printable(sentence(answer)))
+    return 1 if answer["why_not"] else 0
 
 
 def sentence(answer: JsonObject) -> str:

@@ -78,9 +78,7 @@ _update_options = grouped(
 @_update_options
 @hub_options
 @json_option
-def update(
-    job: str, program: tuple[str, ...], options: UpdateOptions, hub: HubOptions, as_json: bool
-) -> None:
+def update(job: str, program: tuple[str, ...], options: UpdateOptions, hub: HubOptions, as_json: bool) -> int:
     """Let JOB run new code or other flags from its next restart on.
 
     SCRIPT and ARGS take the place of those that its agents were started with. Without them the same program
@@ -101,6 +99,7 @@ def update(
         print_json(answer)
     else:
         click.echo(printable(sentence(answer)))
+    return 1 if answer["why_not"] else 0
 
 
 def sentence(answer: JsonObject) -> str:

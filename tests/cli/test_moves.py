@@ -78,3 +78,9 @@ def test_empty_names_of_nodes_are_refused(ask, canned_hub, nodes):
 
 def test_a_reason_is_required(ask, canned_hub):
     assert isinstance(ask("preempt", "gpt").exception, click.MissingParameter)
+
+
+@pytest.mark.parametrize(("why_not", "status"), [("no standby", 1), ("", 0)])
+def test_a_dry_run_of_what_cannot_be_done_exits_with_1(ask, canned_hub, why_not, status):
+    canned_hub.answers[f"POST {PATH}"] = {**ANSWER, "dry_run": True, "why_not": why_not}
+    assert ask("preempt", "gpt", "--reason", "noon", "--dry-run").return_value == status

@@ -94,3 +94,9 @@ def test_a_reason_is_required(ask, canned_hub):
 
 def test_the_examples_of_the_docstrings_hold():
     assert doctest.testmod(updating).failed == 0
+
+
+@pytest.mark.parametrize(("why_not", "status"), [("update 2 is being tried", 1), ("", 0)])
+def test_a_dry_run_of_what_cannot_be_done_exits_with_1(ask, canned_hub, why_not, status):
+    canned_hub.answers[f"POST {PATH}"] = {**ANSWER, "dry_run": True, "why_not": why_not}
+    assert ask("update", "gpt", "--reason", "a fix", "--dry-run").return_value == status
