@@ -49,7 +49,8 @@ class AgentConfig:
     """A rank that ends with status 2 and prints nothing is reported this much later, so that the rank that
     prints the reason is reported first."""
     flush_s: float = 5.0
-    """How long to go on shipping records at the end. What is left stays in the spool."""
+    """How long to go on shipping records at the end, and four times as long while the hub is there and only
+    busy. What is left stays in the spool."""
     topology: str = ""
     """File that says under which switch each node is: Slurm's topology.conf, or TOML if its name ends so."""
     switch_label: str = ""

@@ -17,6 +17,8 @@ from pulsetrain.stream.spool.transport import Rejection, Transport
 _log = structlog.get_logger()
 
 STALE_AFTER_S = 60.0  # sending one batch may take 30 s
+PATIENCE = 4.0
+"""So many times as long what is left is waited for, where the other side is there and only busy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,16 +81,19 @@ class Shipper:
         return self._shipped
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the spool is empty; whether it is."""
-        deadline = time.monotonic() + timeout_s
+        """Wait until the spool is empty, `PATIENCE` times as long while nothing fails; whether it is."""
+        begin = time.monotonic()
         self._thread.wake()
-        while self._spool.backlog and time.monotonic() < deadline:
+        while self._spool.backlog:
+            allowed_s = timeout_s if self._shipped.failing_since_s else PATIENCE * timeout_s
+            if time.monotonic() - begin >= allowed_s:
+                break
             time.sleep(0.01)
         return not self._spool.backlog
 
     def stop(self, *, drain_s: float = 0.0) -> None:
-        """End the thread, after up to `drain_s` for what is still spooled; the rest stays on disk. Closes the
-        transport, not the spool. Idempotent."""
+        """End the thread, after a `flush` of `drain_s` for what is still spooled; the rest stays on disk.
+        Closes the transport, not the spool. Idempotent."""
         if drain_s and self._thread.running:
             self.flush(drain_s)
         self._thread.stop(timeout_s=10.0)

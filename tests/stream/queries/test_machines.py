@@ -71,7 +71,7 @@ def test_nodes_are_those_of_the_topology_and_no_steps_are_read_for_them(store):
     columns |= {"rank": [0] * count, "start": [DAY] * count, "node": ["m0"] * count}
     store.insert("steps", table("steps", count, **columns), token=job)
     during = replace(DURING, job=job)
-    with pytest.raises(PulsetrainError, match="max_rows_to_read"):
+    with pytest.raises(PulsetrainError, match="Limit for rows"):
         machines.metrics(Sparing(store), during, "rdma_")
     told = {"job": [job] * 2, "attempt": [0] * 2, "rank": [0, 1], "node": ["m0", "m1"], "ts": [DAY] * 2}
     store.insert("topology", table("topology", 2, **told), token=job)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -110,3 +112,27 @@ def test_the_pause_grows_to_its_limit(tmp_path):
     ship = Shipper(Spool(tmp_path), MemoryTransport(), config=ShipperConfig())
     assert 0.15 <= ship._pause_s(1) <= 0.2
     assert 3.75 <= ship._pause_s(1000) <= 5.0
+
+
+class BusyTransport(MemoryTransport):
+    """Takes its time for the first entries."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = threading.Event()
+
+    def send(self, entries):
+        if not self.asked.is_set():
+            self.asked.set()
+            time.sleep(0.3)
+        return super().send(entries)
+
+
+def test_what_is_left_at_the_end_is_waited_for_while_the_hub_is_only_busy(tmp_path):
+    transport = BusyTransport()
+    spool, ship = shipper(tmp_path, transport, batches=1)
+    ship.start()
+    assert transport.asked.wait(10)
+    spool.append(columns("steps", 2))
+    ship.stop(drain_s=0.2)
+    assert transport.delivered == [0, 2]
