@@ -33,8 +33,11 @@ class RingClock:
     def look(self, told_ns: Callable[[], int], offset_ns: int) -> None:
         """Compare the UTC that the rank would tell with the wall clock. `offset_ns`: see `utc`.
 
-        The rank's is read before and after: whatever the wall clock says in between is no shift.
+        It is 0 until the rank has started: then there is nothing to compare. The rank's is read before and
+        after: whatever the wall clock says in between is no shift.
         """
+        if not offset_ns:
+            return
         before, wall, after = told_ns(), self._wall_ns(), told_ns()
         shift = min(wall - before, 0) or max(wall - after, 0)
         if abs(shift - self._shifts[-1]) >= SHIFTED_NS:

@@ -259,3 +259,20 @@ def test_the_description_is_told_when_it_changes_and_from_time_to_time(watched):
     assert json.loads(watched.drain.status(1, "running", watched.now).instrumentation)["steps"] == "explicit"
     later = [watched.drain.status(1, "running", watched.now).instrumentation for _ in range(60)]
     assert sum(bool(text) for text in later) == 2
+
+
+def test_a_drain_before_the_rank_has_started_leaves_its_times_right():
+    fd = create_ring(1024)
+    reader = RingReader(fd)
+    drain = Drain(reader, job="j", attempt=0, node="n", rank=0, local_rank=0, address="", switch="")
+    drain.batches(time.time_ns())
+    handle = Handle(RingWriter(fd))
+    os.close(fd)
+    handle.step(1)
+    with handle.phase("forward"):
+        pass
+    handle.step(2)
+    batches = by_record(drain.batches(time.time_ns()))
+    starts = [row["start"] for name in ("spans", "steps") for row in batches[name].to_rows()]
+    assert starts
+    assert all(abs(start - time.time_ns()) < 60 * SECOND for start in starts)

@@ -52,6 +52,11 @@ def test_a_shift_counts_for_what_begins_after_it_was_seen(machine, shift):
     assert machine.clock.utc(machine.ring_ns, OFFSET) == OFFSET + machine.ring_ns
 
 
+def test_a_look_before_the_rank_has_started_shifts_nothing(machine):
+    machine.clock.look(lambda: machine.ring_ns, 0)
+    assert machine.clock.utc(7, OFFSET) == OFFSET + 7
+
+
 def test_small_corrections_are_no_shift(machine):
     machine.shift_ns = SHIFTED_NS - 1
     machine.look()
