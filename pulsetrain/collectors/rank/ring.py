@@ -145,9 +145,7 @@ class RingWriter:
         self._refilling = threading.Lock()
         self._names: dict[str, int] = {}
         self._group_names: dict[int, str] = {}  # by index. No phase shares them
-        self._old_names: deque[tuple[int, int]] = (
-            deque()
-        )  # of groups that are gone: index, free at this record
+        self._old_names = deque[tuple[int, int]]()  # of groups that are gone: index, free at this record
         self._name_numbers = itertools.count()
         self._full: set[int] = set()  # how many names there were when one found no room
         self.intern("")

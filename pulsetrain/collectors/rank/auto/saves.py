@@ -145,9 +145,8 @@ class SaveWatch:
             return lambda write: self._saves.closes_later(file, write)
         if isinstance(target, io.BytesIO):
             return lambda write: self.in_memory.remember(target, write)
-        return lambda write: (
-            None
-        )  # an asynchronous save around this one counts, or nobody knows where it goes
+        # An asynchronous save around this one counts, or nobody knows where it goes.
+        return lambda write: None
 
     def _landed(self, write: Write, target: object) -> None:
         """What was saved into memory is in a file now. One of fsspec may get its name behind its end."""
