@@ -54,8 +54,8 @@ class Ranks:
 
     `on_exit` is called once for each rank that the agent did not end itself, on the zygote's reader thread or
     on that which spawns. `keeps` says whether ranks may be asked to go on in their processes. Then each has a
-    channel to the agent, with which CRIU cannot dump it. Replicas of one device compute an optimizer's update once where
-    `squash_every` is not 0. After so many steps all of them compute it, and compare.
+    channel to the agent, with which CRIU cannot dump it. Replicas of one device compute an optimizer's update
+    once where `squash_every` is not 0. After so many steps all of them compute it, and compare.
     """
 
     def __init__(
