@@ -8,8 +8,7 @@ may make some steps before it reads that file, to warm up.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from time import perf_counter_ns
 from types import ModuleType
 
@@ -18,7 +17,7 @@ from pulsetrain.collectors.layout import LOADED_AT, W_LAST_STEP, W_RESUMED
 from pulsetrain.collectors.rank.auto.context import Auto
 from pulsetrain.collectors.rank.auto.saves import Arguments, Named, folder_of, hook_package, path_of
 from pulsetrain.collectors.rank.auto.segments import Segments
-from pulsetrain.collectors.rank.auto.wrapping import Call, argument, wrap
+from pulsetrain.collectors.rank.auto.wrapping import Call, CallThen, argument, wrap
 from pulsetrain.collectors.rank.handle import Handle
 from pulsetrain.collectors.rank.known_files import FilesOfEnvironment, KnownFiles, mark_of
 
@@ -73,8 +72,8 @@ class LoadWatch:
             path = path_of(source)
             began_ns = perf_counter_ns()
             if state.words[W_LAST_STEP] > state.words[W_RESUMED]:  # a step is done
-                return _Call(nullcontext(), lambda: self._note_late(path, began_ns), handle.fault)
-            return _Call(self._segments.interrupt(PHASE), lambda: self._note(path, began_ns), handle.fault)
+                return CallThen(nullcontext(), lambda: self._note_late(path, began_ns), handle.fault)
+            return CallThen(self._segments.interrupt(PHASE), lambda: self._note(path, began_ns), handle.fault)
         except Exception:  # noqa: BLE001 - the script's own call must go on
             handle.fault()
             return None
@@ -107,23 +106,3 @@ class LoadWatch:
         write_cell(handle.state.ring.memory, LOADED_AT, cell)
         if step >= 0:
             handle.continue_behind(step)
-
-
-class _Call:
-    """One read."""
-
-    def __init__(
-        self, span: AbstractContextManager[None], ended: Callable[[], None], fault: Callable[[], None]
-    ) -> None:
-        self.span = span
-        self._ended, self._fault = ended, fault
-
-    def returned(self, result: object) -> None:
-        """See `Call`."""
-        try:
-            self._ended()
-        except Exception:  # noqa: BLE001 - the script has read, whatever we make of it
-            self._fault()
-
-    def raised(self) -> None:
-        """See `Call`."""

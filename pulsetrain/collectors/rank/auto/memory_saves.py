@@ -9,13 +9,13 @@ from __future__ import annotations
 import io
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from types import ModuleType
 from typing import NamedTuple
 
 from pulsetrain.collectors.rank.auto.imports import ImportWatch
 from pulsetrain.collectors.rank.auto.own_saves import Write
-from pulsetrain.collectors.rank.auto.wrapping import wrap
+from pulsetrain.collectors.rank.auto.wrapping import CallThen, wrap
 
 MOST = 8
 """Saves into memory that are remembered. A script writes each into a file before it makes many others."""
@@ -63,13 +63,17 @@ class MemorySaves:
 
         return imported
 
-    def _begin(self, sink: Sink, args: tuple[object, ...]) -> _Landing | None:
+    def _begin(self, sink: Sink, args: tuple[object, ...]) -> CallThen | None:
         """Look at a call. Arguments that are given by name are not looked at."""
         if not self._waiting or len(args) <= max(sink.data, sink.target):
             return None
         write = self._of(args[sink.data])
         target = args[sink.target]
-        return None if write is None else _Landing(lambda: self._landed(write, target), self._fault)
+        return (
+            None
+            if write is None
+            else CallThen(nullcontext(), lambda: self._landed(write, target), self._fault)
+        )
 
     def _of(self, data: object) -> Write | None:
         """Return the newest write of as many bytes."""
@@ -77,22 +81,3 @@ class MemorySaves:
             return None
         size = data.nbytes if isinstance(data, memoryview) else len(data)
         return next((write for its, write in reversed(tuple(self._waiting)) if its == size), None)
-
-
-class _Landing:
-    """One call that writes a checkpoint's bytes."""
-
-    span: AbstractContextManager[None] = nullcontext()
-
-    def __init__(self, landed: Callable[[], None], fault: Callable[[], None]) -> None:
-        self._landed, self._fault = landed, fault
-
-    def returned(self, result: object) -> None:
-        """See `Call`."""
-        try:
-            self._landed()
-        except Exception:  # noqa: BLE001 - the script has written, whatever we make of it
-            self._fault()
-
-    def raised(self) -> None:
-        """See `Call`."""

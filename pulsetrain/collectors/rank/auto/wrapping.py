@@ -30,6 +30,26 @@ class Call(Protocol):
         ...
 
 
+class CallThen:
+    """One call after which something is done, unless it raised. `fault` is told where that fails."""
+
+    def __init__(
+        self, span: AbstractContextManager[None], then: Callable[[], None], fault: Callable[[], None]
+    ) -> None:
+        self.span = span
+        self._then, self._fault = then, fault
+
+    def returned(self, result: object) -> None:
+        """See `Call`."""
+        try:
+            self._then()
+        except Exception:  # noqa: BLE001 - the script's call has succeeded, whatever we make of it
+            self._fault()
+
+    def raised(self) -> None:
+        """See `Call`."""
+
+
 Begin = Callable[[tuple[object, ...], Mapping[str, object]], Call | None]
 """Looks at the arguments of a call. None: the call is nothing to us. It raises only to refuse the call."""
 
